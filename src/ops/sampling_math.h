@@ -30,8 +30,8 @@ FLASHPLAN_HOST_DEVICE float float_of(uint32_t bits) {
 #endif
 }
 
-// Each of these rounds its result. On the CPU, files that include this are compiled without
-// contraction of products and sums.
+// Each of the next functions rounds its result. On the CPU, files that include this header are
+// compiled without contraction of products and sums.
 FLASHPLAN_HOST_DEVICE float times(float a, float b) {
 #ifdef __CUDA_ARCH__
   return __fmul_rn(a, b);
@@ -150,7 +150,7 @@ FLASHPLAN_HOST_DEVICE uint32_t weight_of_logit(float x, const Scale& scale) {
   return weight_at(distance(x, scale));
 }
 
-/// A probability divided by the largest one, in the same units.
+/// A probability divided by the largest one, in units of 1 / kOne.
 FLASHPLAN_HOST_DEVICE uint32_t weight_of_probability(float x, const Scale& scale) {
   return whole_of(times(times_to_one(x, scale.factor), 1073741824.0F));
 }
@@ -291,8 +291,8 @@ FLASHPLAN_HOST_DEVICE Scale scale_of_block(float largest, const Scale& row) {
   return {largest, float_of((280U - exponent_of_block(largest)) << 23), true};
 }
 
-/// At most 2^27, so that those of 31 elements can be added in 32 bits. A logit equal to the largest
-/// one of the block weighs 2^27.
+/// At most 2^27, so that the weights of 31 elements can be added in 32 bits. A logit equal to the
+/// largest one of the block weighs 2^27.
 FLASHPLAN_HOST_DEVICE uint32_t weight_in_block(float x, const Scale& block) {
   if (block.from_probs) return whole_of(times(x, block.factor));
   return whole_of(power_at<27>(distance(x, block)));
@@ -364,7 +364,7 @@ FLASHPLAN_HOST_DEVICE bool is_accepted(uint64_t random, float p, float q) {
 #endif
 }
 
-/// What is left of p, of which all is `sum`, where a draft of probability q was rejected.
+/// What is left of p, in probabilities of the sum `sum`, if a draft of probability q is rejected.
 FLASHPLAN_HOST_DEVICE float residual(float p, float sum, float q) {
   const float rest = plus(ratio(p, sum), -q);
   return rest > 0.0F ? rest : 0.0F;

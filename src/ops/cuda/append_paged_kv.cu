@@ -121,7 +121,7 @@ const Instance& instance_for(DType from, DType to) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// One launch for all sides that have heads, which are of the same dtypes.
+/// Appends keys and values, which have the same dtypes, by one launch, or those that have heads.
 Status launch_sides(const AppendParams& append, Device device, Stream stream) {
   const AppendSide& first = append.sides[append.sides[0].num_heads == 0 ? 1 : 0];
   const Instance& instance = instance_for(first.dtype, first.cache_dtype);

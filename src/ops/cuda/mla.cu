@@ -48,7 +48,7 @@ __device__ void store_quad(void* row, int first, int num_dims, const float (&val
   }
 }
 
-/// The bits of up to four consecutive elements.
+/// Copies up to four consecutive elements as they are.
 template <DType kDType, bool kWords>
 __device__ void copy_quad(const void* from_row, void* to_row, int first, int num_dims) {
   using Storage = typename Format<kDType>::Storage;

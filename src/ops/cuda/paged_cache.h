@@ -71,17 +71,17 @@ __device__ void find_positions(const TokenPlaces& p, int first, int end, int til
   }
 }
 
-/// Fills places[0, tile) for the tokens from `first` on, of which there are less than `end`; a
-/// barrier is still due. Called by the kThreads threads of a CTA.
+/// Fills places[0, tile) for tokens first + i < end, and with none() behind them. The kThreads
+/// threads of a CTA call it, and must meet at a barrier before they read places.
 template <int kThreads, class PlaceType>
 __device__ void find_places(const TokenPlaces& p, int first, int end, int tile, PlaceType* places) {
   if (p.slots != nullptr) return find_slots<kThreads>(p, first, end, tile, places);
   if (p.requests != nullptr) return find_positions<kThreads>(p, first, end, tile, places);
   const int thread = static_cast<int>(threadIdx.x);
   for (int i = thread; i < tile; i += kThreads) places[i] = PlaceType::none();
-  // The lengths are read from far away, so one round of loads by all threads finds the requests of
-  // the tile: a binary search would be a chain of misses. A coarse round comes before it where
-  // requests are more than threads.
+  // Loads of lengths take long, so one round of loads by all threads finds the requests of the
+  // tile: a binary search would be a chain of loads. Where there are more requests than threads, a
+  // coarse round comes before.
   int base = 0;
   if (p.batch_size <= kThreads) {
     __syncthreads();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a warp weighs a block of a row, and draws an element of it (see "Draws without filters" in
-// ops/sampling_math.h). A thread has every 32nd word of kVec elements of the block. Words that a
-// thread keeps in registers need unrolled loops, so kUnroll is then the number of words; for words
-// that are read from memory it is 1.
+// How a warp weighs a block of a row, and draws an element of the block (see "Draws without
+// filters" in ops/sampling_math.h). A thread has every 32nd word of kVec elements of the block.
+// Words that a thread keeps in registers need unrolled loops, so kUnroll is then the number of
+// words; for words that are read from memory it is 1.
 #pragma once
 
 #include <cmath>
@@ -38,8 +38,7 @@ struct BlockOfWarp {
   // All threads of a warp call the next functions together. They get the values from read(u, x),
   // which writes the values of word u to x.
 
-  /// Calls keep(weights, u, key) for each word; the key is that of the block. `factor`: of the
-  /// row's logits.
+  /// Weighs the block. Calls keep(weights, u) for each word u. `factor`: Scale::factor of the row.
   template <class Read, class Keep>
   static __device__ WeighedBlock weigh(float factor, const Read& read, const Keep& keep) {
     WeighedBlock block;

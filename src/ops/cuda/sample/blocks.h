@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Draws as if a row had no filter, from a row that a cluster has: one, or with top-p alone as many
-// as it takes until top-p keeps the token (see ops/sampling_math.h).
+// Draws tokens of a row, which a cluster has, as if it had no filter: one or, with top-p alone, as
+// many as it takes until top-p keeps one (see "Draws with top-p alone" in ops/sampling_math.h).
 #pragma once
 
 #include <cmath>
@@ -16,7 +16,7 @@ static_assert(kMostTries % kClusterTries == 0);
 template <class Row>
 using RowBlock = BlockOfWarp<Row::kIsFromProbs, 4, 1>;
 
-/// What the blocks of each CTA and of each warp of this one weigh, in the lane of its number.
+/// Masses of blocks: in lane i those of CTA i, and those of warp i of this CTA; and those of all.
 struct Masses {
   uint64_t of_rank;
   uint64_t of_warp;
@@ -47,7 +47,7 @@ __device__ SampleError draw_from_all(Row& row) {
 
 struct TriedToken {
   SampleError error;
-  uint64_t token;  // its key and, in the low half, its id; 0: top-p drops all tries
+  uint64_t token;  // its key and, in the low half, its id; 0: top-p dropped all drawn tokens
 };
 
 /// Draws with top-p alone. All CTAs get the token.
@@ -80,7 +80,8 @@ __device__ TriedToken draw_by_tries(Row& row) {
   return {SampleError::kNone, 0};
 }
 
-/// Weighs the blocks of all parts. Each warp has consecutive ones.
+/// Weighs the blocks of the row. Each CTA has a part of it, each warp consecutive blocks of the
+/// part.
 template <class Row>
 __device__ Masses weigh_blocks(Row& row) {
   const int warp = warp_of_thread();
@@ -131,8 +132,8 @@ __device__ void read_block(Row& row, int block, int u, float (&x)[4]) {
   for (float& value : x) value = row.part.after_end();
 }
 
-/// Draws a token. If it is in this CTA's part, one thread calls found(its place in the part, its
-/// weight, its block). One warp.
+/// Draws a token. If it is in this CTA's part, one thread calls found(place in the part, weight,
+/// block) of the token. One warp calls it.
 template <class Found, class Row>
 __device__ void draw_from_blocks(Row& row, const Masses& masses, const sampling::RandomPair& random,
                                  const Found& found) {
@@ -159,7 +160,7 @@ __device__ void draw_from_blocks(Row& row, const Masses& masses, const sampling:
 }
 
 /// Draws the token of a try, and sends it, or 0 if it is not in this CTA's part, to all CTAs. One
-/// warp for each try.
+/// warp calls it for each try.
 template <class Row>
 __device__ void send_try(Row& row, const Masses& masses, int index) {
   uint64_t token = 0;
@@ -175,8 +176,8 @@ __device__ void send_try(Row& row, const Masses& masses, int index) {
   row.mail().send(row.values_of(row.step, cluster_rank()) + warp_of_thread(), token, rank);
 }
 
-/// Tells all CTAs the mass, in this part, of what comes before each token: larger elements, and
-/// equal ones with a smaller id. The last value is the mass of all elements.
+/// Tells all CTAs the mass, in this part, of the elements before each token: larger ones, and equal
+/// ones with a smaller id. The last value is the mass of all elements of the part.
 template <class Row>
 __device__ void publish_sums_before(Row& row, const uint64_t (&tokens)[kClusterTries]) {
   float value[kClusterTries];

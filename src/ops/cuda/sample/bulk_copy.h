@@ -28,12 +28,12 @@ __device__ inline void bulk_prefetch(const void* from, int bytes) {
 #endif
 }
 
-/// Tells the threads of a CTA that a copy has arrived; in shared memory.
+/// An mbarrier in shared memory, which tells the threads of a CTA that a copy has arrived.
 class BulkBarrier {
  public:
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  /// By the thread that starts the copy. fence_init() follows, and a barrier of the CTA before
-  /// other threads wait.
+  /// The thread that starts the copy calls it, then fence_init(). A barrier of the CTA must follow
+  /// before other threads wait.
   __device__ void init() { mbarrier_init(&state_); }
   static __device__ void fence_init() {
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;\n" ::

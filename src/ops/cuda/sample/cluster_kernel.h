@@ -46,7 +46,7 @@ __device__ SampleError choose_token(Row& row) {
   return SampleError::kNone;
 }
 
-/// Writes a token that top-p keeps. `total`: the mass of all that it keeps.
+/// Writes a token that top-p keeps. `total`: the mass of all that top-p keeps.
 template <class Row>
 __device__ void write_tried(Row& row, uint64_t token, uint64_t total) {
   if (!is_first_thread_of_cluster()) return;
@@ -54,7 +54,7 @@ __device__ void write_tried(Row& row, uint64_t token, uint64_t total) {
   write_token(row, static_cast<uint32_t>(token), weight, total);
 }
 
-/// The first id of the largest value.
+/// Writes the first id of the largest value.
 template <class Row>
 __device__ SampleError take_largest(Row& row) {
   uint32_t first = ~0U;
@@ -84,7 +84,7 @@ __device__ void draw_row(Row& row) {
 }
 
 /// For rows that a kernel cannot draw from in its own way: a function of its own, so that the
-/// registers it needs do not make the loops over rows spill others.
+/// registers it needs do not make the loops over rows spill.
 template <DType kDType, bool kFromProbs>
 __device__ __noinline__ void draw_from_cluster(const RowParams<SampleParams>& params,
                                                SampleShared& shared, float* memory) {

@@ -14,16 +14,16 @@
 
 namespace flashplan::cuda {
 
-/// What SampleCounted knows of a row.
+/// What SampleCounted has found out about a row.
 template <bool kFromProbs>
 struct CountedRow {
   bool is_done;     // a result is written
-  uint64_t token;   // key, id of the token that is drawn; 0: none is
+  uint64_t token;   // the drawn one: its key and, in the low half, its id; 0: none
   uint64_t random;  // for the draw of a token, if there is none
   ValueBins<kFromProbs> bins;
-  sampling::Scale scale;  // of what is filtered
+  sampling::Scale scale;  // of the weights that filters compare
   uint64_t total;         // mass of the row
-  uint64_t listed_mass;   // of what lies above the bins, in their units
+  uint64_t listed_mass;   // of the elements of the last bin, in the units of bins
 };
 
 template <DType kDType, bool kFromProbs>
@@ -141,7 +141,8 @@ class SampleCounted : SummedRow<kDType, kFromProbs> {
     return token;
   }
 
-  /// Bounds of the mass of the elements that come before a token; or that mass and the row's.
+  /// Bounds of the mass of the elements that come before a token. In is_kept(): that mass, and the
+  /// row's.
   struct Bounds {
     uint64_t least, most;
   };
@@ -180,12 +181,12 @@ class SampleCounted : SummedRow<kDType, kFromProbs> {
             sum_of_warp(is_rank ? of_ranks[rank][1] : 0)};
   }
 
-  /// Bounds of the mass of those elements of the CTA's part that come before a token, as they are
-  /// larger, or equal with a smaller id. One warp calls it.
+  /// Bounds of the mass of those elements of the CTA's part that come before a token: larger ones,
+  /// and equal ones with a smaller id. One warp calls it.
   __device__ Bounds bounds_of(uint64_t token) const {
     const float value = sampling::value_of(static_cast<uint32_t>(token >> 32));
     const int bin = bins_.bin_of(value);
-    // Of the listed elements, which are above all bins, it is known which come before.
+    // The listed elements, those of the last bin, can be compared with the token.
     const bool is_listed = bin == Values::kBins - 1;
     const uint64_t order = token ^ 0xffffffffU;
     Bounds bounds;

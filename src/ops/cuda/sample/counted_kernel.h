@@ -12,13 +12,12 @@ namespace flashplan::cuda {
 
 namespace {
 
-/// The dynamic shared memory begins with a CountedShared. That of a SampleRow follows, after so
-/// many floats.
+/// The dynamic shared memory begins with a CountedShared of so many floats. That of a SampleRow
+/// follows.
 constexpr int kCounted = static_cast<int>(sizeof(CountedShared)) / 4;
 constexpr int kCountedCtasOfSm = 2;  // with a third, registers would be spilled
 
-/// Rows from which draw_counted() does not draw, which are very
-/// few, are drawn as with other filters.
+/// The very few rows from which draw_counted() cannot draw are drawn from as with other filters.
 template <DType kDType, bool kFromProbs>
 __global__ void __launch_bounds__(kRowThreads, kCountedCtasOfSm)
     counted_kernel(const __grid_constant__ RowParams<SampleParams> params) {

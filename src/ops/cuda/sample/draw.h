@@ -15,11 +15,11 @@ struct Sums {
   uint32_t ties;
 };
 
-/// Where a draw goes on.
+/// The CTA, warp or thread in which a draw goes on.
 struct Place {
   int index;
-  uint64_t target;       // left at its begin
-  uint64_t ties_before;  // its begin
+  uint64_t target;       // what is left of it where this one begins
+  uint64_t ties_before;  // ties that come before this one
   uint64_t total;
 };
 
@@ -132,7 +132,7 @@ __device__ Sums sum_segment(Row& row, const Cut& cut) {
   }
   return sums;
 }
-/// The same where min-p is given, which keeps few elements.
+/// As sum_segment(), for min-p, which keeps few elements: it skips words that have none of these.
 template <class Row>
 __device__ Sums sum_few(Row& row, const Cut& cut) {
   const auto thread = static_cast<int>(threadIdx.x);
@@ -166,7 +166,7 @@ __device__ void add_word(Row& row, const float (&x)[4], const Cut& cut, Sums& su
   sums.mass += weights[2] + weights[3];
 }
 
-/// Leaves in row.shared.warp_values the same of the candidates of each rank.
+/// Leaves {mass above the cut, ties} of the candidates of each rank in row.shared.warp_values.
 template <class Row>
 __device__ void sum_candidates(Row& row, const Cut& cut) {
 #pragma unroll 1
@@ -198,7 +198,8 @@ __device__ void write_token(Row& row, uint32_t id, uint32_t weight, uint64_t tot
   row.write(static_cast<int32_t>(id), logprob, SampleError::kNone);
 }
 
-/// Finds and writes the token, in the segment of the warp's thread place.index; one warp.
+/// Finds the token in the segment of the warp's thread place.index, and writes it. One warp calls
+/// it.
 template <class Row>
 __device__ void search(Row& row, const Place& place, const Cut& cut, uint32_t tie) {
   const int lane = lane_of_thread();

@@ -159,11 +159,12 @@ __device__ uint64_t pair_of_warps(Row& row, int i) {
   return warp < kRowWarps * cluster_size() ? (&row.shared.largest[0][0])[warp] : 0;
 }
 
-/// A key that at least `top_k` elements of the row reach: not many more than `top_k` of the keys
-/// that the warps have told reach it. 0 if these keys are too few.
+/// A key that at least `top_k` elements of the row reach, but not many more than `top_k` of the
+/// keys that warps have sent; 0 if these keys are too few.
 template <class Row>
 __device__ uint32_t find_bound(Row& row, int top_k) {
-  // Both keys of each warp in a cluster of up to half the CTAs, else the larger one.
+  // A lane has room for both keys of each warp if the cluster has at most kMaxCluster / 2 CTAs,
+  // else for the larger one.
   const bool has_both = cluster_size() <= kMaxCluster / 2;
   int num = kRowWarps * cluster_size() * (has_both ? 2 : 1);  // of keys that are at least `low`
   if (num / 2 < top_k) return 0;  // too many elements would reach the bound

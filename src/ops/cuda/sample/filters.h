@@ -9,7 +9,8 @@
 
 namespace flashplan::cuda {
 
-/// Starts to load the part, and lets the CTAs of the cluster exchange messages. load_row() is due.
+/// Starts to load the part, and lets the CTAs of the cluster exchange messages. load_row() must
+/// follow.
 template <class Row>
 __device__ void start_row(Row& row) {
   row.part.start_load(row.shared.arrived);
@@ -49,7 +50,7 @@ __device__ SampleError load_row(Row& row) {
   return row.largest == -INFINITY ? SampleError::kNoToken : SampleError::kNone;
 }
 
-/// The mass of the row, which top-p counts from now on where filters are joint.
+/// Returns the mass of the row. Where filters are joint, top-p keeps its part of this mass.
 template <class Row>
 __device__ uint64_t count_row(Row& row) {
   sum_segments(row, sampling::keep_all(0));
@@ -90,7 +91,7 @@ inline int bytes_of_rank(int max_cluster) {
 
 /// How launch_rows() divides rows of which clusters keep parts.
 inline RowDivision division_of_rows(int32_t num_rows, Device device) {
-  // Few rows: as many CTAs as run at once. Many: fewer barriers for an element.
+  // Few rows: large clusters, so that all SMs have work. Many: fewer barriers for an element.
   const int64_t most = int64_t{kRowCtasOfSm} * device_facts(device.index).num_sms;
   const bool is_large = int64_t{num_rows} * kMaxCluster <= most;
   const int max_cluster = is_large ? kMaxCluster : kMaxCluster / 2;

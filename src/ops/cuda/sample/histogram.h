@@ -20,8 +20,8 @@ __device__ inline float fused_down(float a, float b, float c) {
 
 // The first histogram has 32 bins for each power of two of the weight. Bin 0 has all weights
 // below those of the others.
-constexpr uint32_t kFirstBits = (157U << 5) - (kBins - 1);  // of a weight, without the last 18
-constexpr float kBinsOfOne = 1024.0F;                       // of distances
+constexpr uint32_t kFirstBits = (157U << 5) - (kBins - 1);  // bits of bin 0's weight >> 18
+constexpr float kBinsOfOne = 1024.0F;                       // bins for a distance of 1
 
 /// Begins a histogram.
 template <class Row>
@@ -30,8 +30,8 @@ __device__ void clear_bins(Row& row) {
   __syncthreads();
 }
 
-/// As find_bin(), for the sums of the bins of all CTAs; what is wanted is wanted_of(the sum of
-/// all bins), which they need not reach.
+/// As find_bin(), for the sums of the bins of all CTAs. What is wanted is wanted_of(the sum of all
+/// bins); the bins need not reach it.
 template <class WantedOf, class Row>
 __device__ Bin find_bin_of_row(Row& row, uint64_t above, const WantedOf& wanted_of) {
   const int lane = lane_of_thread();
@@ -49,7 +49,7 @@ __device__ Bin find_bin_of_row(Row& row, uint64_t above, const WantedOf& wanted_
   Bin bin{};
   bool is_reached = true;
   if (warp_of_thread() == 0) {
-    // Lane 0 has the last group, then the last bin of a group.
+    // Lane 0 has the last group.
     const int group = kGroups - 1 - lane;
     uint64_t own = 0;
     uint64_t sum = 0;
@@ -86,8 +86,8 @@ __device__ Bin find_bin_of_row(Row& row, uint64_t above, const WantedOf& wanted_
     uint64_t sum = 0;
 #pragma unroll 8
     for (int rank = 0; rank < ranks; ++rank) sum += of_ranks[rank * kGroupBins + lane];
-    // The first bin, which is last here, reaches it with the lanes' parts, which are not in
-    // `sum`.
+    // If no lane reaches it, the last one is taken: it has bin 0, of which `sum` lacks what lanes
+    // have added to words of their own.
     const BinOfLanes of_lanes = find_lane(sum, bin.above, bin.wanted);
     bin.own_above += sum_of_warp(lane < of_lanes.lane ? own : 0);
     bin.above = of_lanes.above;
@@ -98,7 +98,7 @@ __device__ Bin find_bin_of_row(Row& row, uint64_t above, const WantedOf& wanted_
   return row.shared.found;
 }
 
-/// A histogram of the part by position; `kFiltered`: of what the cut keeps.
+/// Adds the part's elements to bins by position_of(). `kFiltered`: only those that the cut keeps.
 template <bool kByWeight, bool kFiltered, class Row>
 __device__ void fill_bins(Row& row, const Cut& cut) {
   clear_bins(row);
@@ -169,17 +169,17 @@ __device__ void set_keys(Row& row, const KeyRange& keys) {
   row.most = keys.most;
 }
 
-/// KeyRange::narrow() of the keys from row.least to row.most.
+/// Narrows row.least and row.most; see KeyRange::narrow().
 template <class ForEach, class Row>
 __device__ uint64_t find_range(Row& row, uint64_t wanted, uint64_t above, const ForEach& for_each) {
   KeyRange keys{row.least, row.most};
-  // Other CTAs may send already what goes to the other places of groups_.
+  // Other CTAs may send already what goes to the other places of row.groups.
   uint64_t* groups = row.groups + cluster_rank() * kGroups;
   above = keys.narrow(row.shared.bins, groups, row.shared.found, wanted, above, for_each);
   set_keys(row, keys);
   return above;
 }
-/// The same down to one key, which is then row.least and row.most.
+/// Narrows row.least and row.most to one key.
 template <class ForEach, class Row>
 __device__ uint64_t find_key(Row& row, uint64_t wanted, uint64_t above, const ForEach& for_each) {
   while (row.least != row.most) above = find_range(row, wanted, above, for_each);

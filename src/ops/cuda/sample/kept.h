@@ -20,8 +20,8 @@ class KeptOfRow {
   using Values = ValueBins<kFromProbs>;
 
  public:
-  /// `counted`: of find_threshold() all, of keep_all() only the scale. The memory of the bins
-  /// becomes that of the list.
+  /// `counted`: find_threshold() reads all of it, keep_all() only the scale. The list overwrites
+  /// the bins in `shared`.
   __device__ KeptOfRow(const SampleParams& p, int32_t row, const CountedRow<kFromProbs>& counted,
                        CountedShared& shared, SampleShared& common)
       : p_(p),
@@ -33,13 +33,13 @@ class KeptOfRow {
         elements_({p.logits, p.row_stride, p.bias, p.bias_stride}, p.logits_row(row), p.vocab,
                   kFromProbs ? 0.0F : -INFINITY) {}
 
-  /// Finds the threshold of top-k or top-p, one of which is given. Returns false if it is not where
-  /// the bins let expect it, or if the list has no place for all elements near it.
+  /// Finds the threshold of top-k or top-p, one of which is given. Returns false if it is not in
+  /// the range that the bins tell, or if the list has no room for all elements of the range.
   __device__ bool find_threshold() {
     if (!Values::is_place(counted_.bins.place_of(counted_.scale.largest))) return false;
     const Range range = find_range();
     read(range);
-    // Equal elements need no list, if the token is known.
+    // If all are equal and the token is known, the list is not needed.
     if (num_listed() > kMostListed && (keys_.least != keys_.most || counted_.token == 0)) {
       return false;
     }
@@ -70,12 +70,12 @@ class KeptOfRow {
 
   // --- The range of the threshold ---
 
-  /// A range of values that has the threshold, as far as sums of bins tell.
+  /// The range of values that contains the threshold, as far as sums of bins tell.
   __device__ Range find_range() {
     const float place_of_largest = counted_.bins.place_of(counted_.scale.largest);
     const int first = first_bin(static_cast<int>(threadIdx.x));
     const auto amount_of = [&](int b) {
-      // Of the last bin, logits are listed, and probabilities are only -0.
+      // The last bin is not summed: its logits are listed, and of probabilities it has only -0.
       if (b < 0 || b == kValueBins - 1) return uint64_t{0};
       if (by_count_) return uint64_t{Values::count_in(shared_.bins[b], b)};
       return static_cast<uint64_t>(Values::mass(shared_.bins[b], b, place_of_largest));
@@ -101,12 +101,12 @@ class KeptOfRow {
     __syncthreads();
     const auto high = static_cast<int>(common_.selected[0]);
     const auto low = static_cast<int>(common_.selected[1]);
-    __syncthreads();  // the memory of the bins is that of the list
+    __syncthreads();  // the list overwrites the bins
     return {low == 0 ? -INFINITY : counted_.bins.value_of(static_cast<float>(low) - 0.1F),
             high == kValueBins - 1 ? INFINITY
                                    : counted_.bins.value_of(static_cast<float>(high) + 1.1F)};
   }
-  /// What the filter wants of the sum of the bins, with the largest error of that sum.
+  /// The sum of bins that the filter wants, plus or minus the largest error of that sum.
   __device__ double wanted_of(double sign_of_error) const {
     if (by_count_) return p_.top_k.of(row_) * (1.0 + sign_of_error * 1e-3);
     const double wanted = p_.top_p.of(row_) * Values::mass_of_row(counted_.total);
@@ -207,7 +207,7 @@ class KeptOfRow {
 
   // --- The cut ---
 
-  /// Finds the cut among the listed elements, and the mass that it keeps.
+  /// Finds the cut in the list, and the mass that it keeps. Returns false if it is not there.
   __device__ bool find_cut() {
     const auto amount_of = [&](uint32_t key) {
       return by_count_ ? 1U : weight_of(sampling::value_of(key));
@@ -331,10 +331,10 @@ class KeptOfRow {
   Cut cut_{};
   uint32_t tie_ = 0;         // the weight of an element at the cut
   uint32_t last_tie_ = ~0U;  // id
-  KeyRange keys_{};          // of the listed elements; in the end, of the threshold
+  KeyRange keys_{};          // of the listed elements; after find_cut(), of the threshold
   uint64_t all_ = 0;         // the mass of the row
-  uint64_t above_ = 0;       // the mass above the range, in the end of all that is kept
-  uint64_t num_above_ = 0;   // the range
+  uint64_t above_ = 0;       // the mass above the range; after find_cut(), of all that is kept
+  uint64_t num_above_ = 0;   // elements above the range
 };
 
 /// A function of its own, so that the registers it needs do not make other loops over rows spill.

@@ -18,7 +18,8 @@ namespace flashplan::cuda {
 class Mailbox {
  public:
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  /// By one thread. fence_init() follows, and a barrier of the cluster before others send.
+  /// One thread calls it, then fence_init(). A barrier of the cluster must follow before others
+  /// send.
   __device__ void init() { mbarrier_init(&state_); }
   static __device__ void fence_init() {
     asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
@@ -28,8 +29,8 @@ class Mailbox {
   /// Waits until all bytes of a round have come. `parity`: 0 for the first round, 1 for the second,
   /// and so on in turn.
   __device__ void wait(uint32_t parity) { mbarrier_wait(&state_, parity); }
-  /// Writes `value` in CTA `rank` to the variable that is `to` in this CTA. The mailbox is that of
-  /// the other CTA.
+  /// Writes `value` in CTA `rank` to the variable that is `to` in this CTA. That CTA's mailbox
+  /// counts the bytes.
   __device__ void send(uint64_t* to, uint64_t value, int rank) {
     asm volatile(
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];\n" ::"r"(
@@ -37,7 +38,7 @@ class Mailbox {
         "l"(value), "r"(address_in(rank, &state_))
         : "memory");
   }
-  /// The same for two values. `to` is aligned to 16 bytes.
+  /// Sends two values to `to` and behind it. `to` is aligned to 16 bytes.
   __device__ void send(void* to, uint64_t first, uint64_t second, int rank) {
     asm volatile(
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [%0], {%1, %2}, "

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row that warps read once, block by block. Each warp weighs blocks relative to their own largest
-// values. The entries of all blocks then tell what each block weighs in the row, and which one has
-// the token of a draw without filters: the threads of each CTA together find it, and the warp that
-// has weighed it draws the token.
+// A row that warps read once, block by block. A warp weighs each block relative to the block's
+// largest value. The entries of all blocks then tell what each block weighs in the row, and which
+// one has the token of a draw without filters: the threads of each CTA together find it, and the
+// warp that has weighed it draws the token.
 #pragma once
 
 #include <cmath>
@@ -46,15 +46,15 @@ class PlainRow {
                   kFromProbs ? 0.0F : -INFINITY),
         num_fetchable_(elements_.has_words(0, 0) ? p.vocab / kBlock : 0) {}
 
-  /// Draws and writes a token without filters, or the error of the parameters or the row. Also
-  /// takes the largest of logits, if the temperature is 0. Probabilities need another one.
+  /// Draws and writes a token without filters, or the error of the parameters or the row. At the
+  /// temperature 0, which is for logits alone, it takes the largest logit.
   __device__ void run() {
     if (threadIdx.x == 0) init_mail();
     cluster_arrive_relaxed();
     start_reading();
     cluster_wait();  // all CTAs have begun: their shared memory can be written to
     read(SeeNothing{}, [](int /*block*/, const WeighedBlock&) {});
-    // While the entries of other CTAs are on their way.
+    // Computed while the entries of other CTAs are on their way.
     const auto random = sampling::random_of_try(p_, row_, 0);
     SampleError error = receive_entries();
     if (error == SampleError::kNone) {
@@ -85,7 +85,7 @@ class PlainRow {
     Mailbox::fence_init();
     plain_.mail.expect(static_cast<uint32_t>(num_blocks_) * sizeof(uint64_t));
   }
-  /// Starts to load the first block of each warp. read() is due.
+  /// Starts to load the first block of each warp. read() must follow.
   __device__ void start_reading() {
     if (first_of_warp() < end_block_) fetch(first_of_warp());
     const float temperature = p_.temperature.of(row_);
@@ -106,8 +106,9 @@ class PlainRow {
     }
     return largest;
   }
-  /// Reads the CTA's blocks, and tells all CTAs their entries. The threads of a warp call
-  /// see(x) for kVec values at a time, and after each block end_block(its number, block).
+  /// Reads the CTA's blocks, and sends the entries of these blocks to all CTAs. The threads of a
+  /// warp call see(x) for kVec values at a time, and after each block end_block(its number, its
+  /// weights).
   template <class See, class EndBlock>
   __device__ void read(const See& see, const EndBlock& end_block) {
 #pragma unroll 1
@@ -368,7 +369,8 @@ class PlainRow {
   int num_fetchable_;  // blocks of the row that consist of words
   int fetched_ = -1;   // the block in words_
   Word<kDType, kVec> words_[kWords];
-  // The blocks that the thread has weighed: the first one, their mass, and that of those before.
+  // The blocks that the thread has weighed: the first one, their mass, and the mass of blocks
+  // before them.
   int first_entry_ = 0;
   uint64_t own_ = 0;
   uint64_t before_ = 0;

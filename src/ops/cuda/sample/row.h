@@ -34,7 +34,7 @@ struct SampleShared {
     Bins bins;
     uint64_t gathered[kMaxCandidates];  // keys and ids of all CTAs' candidates
   };
-  Bin group;  // of bins
+  Bin group;  // the group of bins that find_bin_of_row() finds, then the bin
   Bin found;
   union {
     alignas(16) uint32_t candidates[kMaxCandidates];  // keys: the share of rank 0, of rank 1 ...
@@ -43,7 +43,7 @@ struct SampleShared {
     uint64_t sums[kRowWarps][kValues];  // of warps
   };
   uint32_t num_candidates;  // of this CTA, also those that have found no place
-  uint32_t least, most;     // of its candidates
+  uint32_t least, most;     // keys of its candidates
   uint32_t selected[2];     // the ends of a range of bins
   uint64_t own_above;       // the mass above its candidates
   uint64_t wanted;          // count or mass, for the threshold
@@ -62,10 +62,10 @@ static_assert(sizeof(SampleShared) <= 10 * 1024, "three CTAs of 16,128 elements 
 /// in two steps.
 constexpr int kBytesOfRank = 2 * kValues * sizeof(uint64_t);
 
-/// Of 0, only +0 has a key.
+/// -0 has the key of +0.
 __device__ inline uint32_t key_of(float x) { return sampling::key_of(__fadd_rn(x, 0.0F)); }
 
-/// NaN if one of them is.
+/// The larger one, or NaN if one of them is NaN.
 __device__ inline float larger_or_nan(float a, float b) {
 #ifdef __CUDA_ARCH__
   float result;
@@ -82,7 +82,7 @@ __device__ __noinline__ inline float log_of_ratio(double part, double all) {
   return static_cast<float>(log(part / all));
 }
 
-/// Writes what a row gave.
+/// Writes the result of a row.
 __device__ inline void write_result(const SampleParams& p, int32_t row, int32_t id, float logprob,
                                     SampleError error) {
   p.ids[row] = id;
@@ -123,8 +123,8 @@ __device__ inline SampleError error_of_parameters(float temperature, int32_t top
   return SampleError::kNone;
 }
 
-/// All threads of the cluster go through all calls together, also of the functions on a row, which
-/// are the steps of sample().
+/// A row and the state of its draw. All threads of the cluster call its functions together, and
+/// those that take a row, which are the steps of sample().
 template <DType kDType, bool kFromProbs, bool kHeld>
 struct SampleRow {
   static constexpr bool kIsFromProbs = kFromProbs;
@@ -138,7 +138,7 @@ struct SampleRow {
         part({p.logits, p.row_stride, p.bias, p.bias_stride}, p.logits_row(index()), p.vocab, split,
              memory, kFromProbs ? 0.0F : -INFINITY) {}
 
-  /// The request. It is not kept, which saves a register.
+  /// The number of the request. It is not stored, which saves a register.
   __device__ static int32_t index() { return row_of_cluster(); }
 
   __device__ void write(int32_t id, float logprob, SampleError error) const {
@@ -214,7 +214,7 @@ struct SampleRow {
     const float distance = (30.0F - log2f(static_cast<float>(min_weight) - 0.5F)) / 32.0F;
     return __fdiv_rn(distance * 1.0001F + 1e-6F, scale.factor);
   }
-  /// A value that is not above any that min-p keeps.
+  /// A lower bound of the values that min-p keeps.
   __device__ float least_of_min_p(uint32_t min_weight) const {
     if (!kFromProbs) return largest - depth_of_min_p(min_weight);
     return (static_cast<float>(min_weight) - 1.0F) * 0.9999F / 1073741824.0F * largest;
@@ -252,7 +252,7 @@ struct SampleRow {
     return value;
   }
 
-  /// Tells all CTAs the sums of shared.warp_values.
+  /// Tells all CTAs the sums of shared.warp_values over the warps.
   __device__ void publish_sums() {
     const int lane = lane_of_thread();
     __syncthreads();
@@ -314,10 +314,10 @@ struct SampleRow {
   uint32_t least = 0;  // of the keys that are divided, or of the candidates
   uint32_t most = 0;
   uint32_t num_gathers = 0;
-  bool lists_have_bins = false;     // which other CTAs may still read
-  bool has_too_many = false;        // candidates: the lists do not have all
-  bool has_candidates = false;      // and the masses above them of each CTA
-  bool has_all_candidates = false;  // nothing that is kept is above them
+  bool lists_have_bins = false;     // in their memory, which other CTAs may still read
+  bool has_too_many = false;        // whether the lists lack some candidates
+  bool has_candidates = false;      // in complete lists; masses above them are known
+  bool has_all_candidates = false;  // and no kept element is above them
   unsigned step = 0;                // of the exchange
 };
 

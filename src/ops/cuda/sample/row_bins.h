@@ -12,7 +12,7 @@ namespace flashplan::cuda {
 constexpr int kGroupBins = 32;  // a lane each
 constexpr int kGroups = 24;
 constexpr int kBins = kGroups * kGroupBins;
-constexpr int kLogKeyBins = 9;  // of the bins, where a range of keys is divided
+constexpr int kLogKeyBins = 9;  // log2 of the bins that a range of keys is divided into
 static_assert((1 << kLogKeyBins) <= kBins && kGroups <= 32);
 
 __device__ inline int lane_of_thread() { return static_cast<int>(threadIdx.x) % 32; }
@@ -20,7 +20,7 @@ __device__ inline int warp_of_thread() { return static_cast<int>(threadIdx.x) / 
 
 /// The sum over a warp of values below 2^54.
 __device__ inline uint64_t sum_of_warp(uint64_t value) {
-  constexpr int kLow = 27;  // bits, of which 32 sums fit 32
+  constexpr int kLow = 27;  // bits: 32 such numbers add up to at most 32 bits
   const auto low = static_cast<uint32_t>(value) & ((1U << kLow) - 1);
   const auto high = static_cast<uint32_t>(value >> kLow);
   return __reduce_add_sync(~0U, low) + (uint64_t{__reduce_add_sync(~0U, high)} << kLow);
@@ -38,17 +38,17 @@ __device__ T sum_to_lane(std::type_identity_t<T> value) {
 }
 
 /// Sums by bin. The 64-bit atomics of shared memory are loops, so a sum is two words: what leaves
-/// the low one is counted in the high one. The first bin is in two parts: what many elements may
-/// add to it goes to a sum of the lane, so that the lanes of a warp do not wait for each other. The
-/// weights of that bin are below 2^6, so that the sums of lanes stay below 2^32 in any row.
+/// the low one is counted in the high one. The first bin may have most elements of a row, so each
+/// lane of a warp adds those to a word of its own: atomics on one word would wait for each other.
+/// The weights of that bin are below 2^6, so that these words stay below 2^32 in any row.
 struct Bins {
   uint32_t low[kBins + 32];
   uint32_t high[kBins];
 
-  /// The lane's part of the first bin.
+  /// The lane's own word of the first bin.
   __device__ static int first_of_lane() { return kBins + lane_of_thread(); }
 
-  /// By all threads of a CTA; a barrier is due before and after.
+  /// All threads of a CTA call it, after a barrier and before another one.
   __device__ void clear() {
     const auto thread = static_cast<int>(threadIdx.x);
 #pragma unroll 1
@@ -71,7 +71,7 @@ struct Bins {
       if (carries[e]) atomicAdd(&high[bins[e]], 1U);
     }
   }
-  /// The sum of a bin. That of the first bin lacks what lanes have added to bins of their own.
+  /// The sum of a bin. That of the first bin lacks what lanes have added to words of their own.
   __device__ uint64_t sum(int bin) const { return low[bin] + (uint64_t{high[bin]} << 32); }
   /// What the lane has of the sum of a group.
   __device__ uint64_t sum_of_group(int group) const {
@@ -93,18 +93,17 @@ __device__ inline BinOfLanes find_lane(uint64_t sum, uint64_t above, uint64_t wa
   return find_reached(above + sum_to_lane(sum), sum, wanted);
 }
 
-/// A range of values, or of the numbers that a row's first histogram divides; of these the high one
-/// is not in it.
+/// A range of values, or of positions (position_of()). Who uses it says whether `high` is in it.
 struct Range {
   float low;
   float high;
 };
 
-/// What is found among bins.
+/// A bin that was found.
 struct Bin {
   int index;           // -1: all bins together do not reach what is wanted
-  uint64_t above;      // the bin, with what is above all bins
-  uint64_t own_above;  // of this CTA
+  uint64_t above;      // the sum above the bin, with what is above all bins
+  uint64_t own_above;  // this CTA's part of it
   uint64_t wanted;
 };
 
@@ -122,7 +121,7 @@ __device__ inline Bin find_bin(const Bins& bins, uint64_t* groups, uint64_t abov
   }
   __syncthreads();
   if (warp_of_thread() == 0) {
-    // Lane 0 has the last group, then the last bin of a group.
+    // Lane 0 has the last group and, below, the last bin of the group that was found.
     const int group_of_lane = kGroups - 1 - lane;
     const BinOfLanes group =
         find_lane(group_of_lane >= 0 ? groups[group_of_lane] : 0, above, wanted);
@@ -134,11 +133,11 @@ __device__ inline Bin find_bin(const Bins& bins, uint64_t* groups, uint64_t abov
   return found;
 }
 
-/// Keys that are not known apart.
+/// The keys among which a threshold is searched.
 struct KeyRange {
   uint32_t least, most;
 
-  /// So that the keys are divided into at most 2^kLogKeyBins bins.
+  /// A bin gets 2^shift() keys, so that there are at most 2^kLogKeyBins bins.
   __device__ int shift() const {
     return max(32 - __clz(static_cast<int>(most - least)) - kLogKeyBins, 0);
   }

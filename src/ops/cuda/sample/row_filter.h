@@ -148,8 +148,8 @@ class RowFilter {
 
   // --- Log-probabilities ---
 
-  /// Writes those of the drawn token and of the likeliest tokens. sample() has found the errors:
-  /// where there is one, it has drawn no token.
+  /// Writes the log-probabilities of the drawn token and of the likeliest tokens. sample() has
+  /// found the errors: where there is one, it has drawn no token.
   __device__ void list(SampleError error) {
     if (error != SampleError::kNone) {
       write_no_logprobs(params_, row_.index());
@@ -240,7 +240,7 @@ class RowFilter {
   }
 
  public:
-  /// Where no token was drawn. All threads of the cluster call it.
+  /// Writes NaN, and -1 for ids, where no token was drawn. All threads of the cluster call it.
   static __device__ void write_no_logprobs(const FilterParams& params, int32_t row) {
     if (cluster_rank() != 0) return;
     const auto index = static_cast<int>(threadIdx.x);

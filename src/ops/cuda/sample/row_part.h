@@ -74,8 +74,8 @@ class RowPart {
   __device__ int32_t begin() const { return begin_; }
   __device__ int32_t count() const { return count_; }
 
-  /// Starts to load the part by copies that go on beside the threads, where they can do it.
-  /// finish_load() is due.
+  /// Starts to load the part, by bulk copies if is_bulk(), which go on beside the threads.
+  /// finish_load() must follow.
   __device__ void start_load(BulkBarrier (&arrived)[kBulks]) {
     if (!is_bulk()) return;
     if (threadIdx.x == 0) {
@@ -177,7 +177,7 @@ class RowPart {
     stream(end, body, [](int /*block*/) {});
   }
 
-  /// The same for one block. The threads of one warp call it.
+  /// Reads one block, as stream() does. The threads of one warp call it.
   template <class Body>
   __device__ void read_block(int block, const Body& body) const {
     const int first = block * kBlock + static_cast<int>(threadIdx.x) % 32 * kVec;
@@ -206,7 +206,7 @@ class RowPart {
   __device__ bool has_words(int first, int count) const {
     return is_word_aligned() && first + count <= count_;
   }
-  /// Where the words of such elements begin. Element i is the first of a word.
+  /// The words from element i on, which is the first of a word. See has_words().
   __device__ const Word<kDType, kVec>* words_at(int i) const {
     return reinterpret_cast<const Word<kDType, kVec>*>(data() + i);
   }
@@ -245,11 +245,11 @@ class RowPart {
   __device__ bool is_word_aligned() const {
     return source_.bias == nullptr && (reinterpret_cast<uint64_t>(data()) & 15) == 0;
   }
-  /// Copies keep the values as they are.
+  /// Whether bulk copies can load the part: they convert nothing and add no bias.
   __device__ bool is_bulk() const {
     return kHasBulkCopies && kHeld && kDType == DType::kFloat32 && is_word_aligned();
   }
-  /// A whole number for each thread.
+  /// Words of one bulk copy: equally many for each thread.
   __device__ int words_of_bulk() const {
     constexpr int kThreadsOfAll = kRowThreads * kBulks;
     return (count_ / 4 + kThreadsOfAll - 1) / kThreadsOfAll * kRowThreads;
@@ -319,7 +319,7 @@ inline Grid split_rows(int32_t num_rows, int32_t vocab, Device device, const Row
           .smem_bytes = held_bytes + cluster * division.bytes_of_rank};
 }
 
-/// A kernel for parts that are held, and the same for parts that are read again.
+/// A kernel for parts that are held in shared memory, and one for parts that are read again.
 template <class Params>
 struct RowKernels {
   void (*held)(RowParams<Params>);

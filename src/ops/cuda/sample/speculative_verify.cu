@@ -42,7 +42,7 @@ __device__ uint64_t reduce_warp(uint64_t value) {
   return value;
 }
 
-/// One request. All threads of the cluster go through all calls together.
+/// Verifies the drafts of one request. All threads of the cluster make all calls together.
 template <DType kDType, bool kHeld>
 class Verifier {
  public:
@@ -160,7 +160,7 @@ class Verifier {
       total += sampling::weight_of_probability(q, sampling::absolute_scale());
     }
     const bool is_right = is_distribution(largest, fits, total);
-    // All threads have passed the barriers of the reductions, and so all that they read before.
+    // The barriers of the reductions are behind all threads' reads of shared_.rejected.
     if (threadIdx.x == 0) shared_.rejected[part_.num_rejected] = {draft, sum};
     ++part_.num_rejected;
     __syncthreads();

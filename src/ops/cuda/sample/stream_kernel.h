@@ -13,7 +13,7 @@
 
 namespace flashplan::cuda {
 
-/// A function of its own in a kernel that draws in other ways, too, as draw_kept().
+/// draw_counted() as a function of its own, so that its registers do not make other loops spill.
 template <DType kDType>
 __device__ __noinline__ bool draw_other(const SampleParams& p, int32_t row, CountedShared& shared,
                                         SampleShared& common) {
@@ -104,8 +104,8 @@ class SampleStream : SampleList<kDType> {
       bound_ = sampling::value_of(row_.most) - min_p_depth_;
     }
     if (top_k_ > kMostStreamedTopK) return true;
-    // At least top_k words reach the range's least key, and so top_k elements do. What is far
-    // below the largest is taken for one key, so that the other ranges are narrow.
+    // At least top_k words reach the range's least key, and so top_k elements do. Words far below
+    // the largest one count as one key, so that the ranges of the others are narrow.
     constexpr int kNumWords = kProbed / kVec;
     constexpr uint32_t kSpan = 1U << 26;  // of keys: eight powers of two
     const uint32_t low = row_.most - min(row_.most - least, kSpan);
@@ -128,7 +128,7 @@ class SampleStream : SampleList<kDType> {
     kept.write_token();
   }
 
-  /// The key of the largest element of each probed word. The memory is that of the lists.
+  /// The keys of the probed words' largest elements, in the memory of the lists.
   __device__ uint32_t* words() { return &list_.keys[0][0]; }
 
   /// Lists the elements that reach the bound, which rises with the largest value where there is
@@ -157,7 +157,7 @@ class SampleStream : SampleList<kDType> {
     share_extremes(row_, ~0U, key_of(largest));
   }
 
-  float min_p_depth_ = 0.0F;  // below the largest value, what min-p may keep
+  float min_p_depth_ = 0.0F;  // how far below the largest value min-p may keep elements
 };
 
 namespace {

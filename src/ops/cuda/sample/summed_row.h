@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row that a cluster of CTAs reads once, of which each CTA sums up the weights of its part by
-// bins of values while it reads the part.
+// A row that a cluster of CTAs reads once. Each CTA sums up the weights of its part by bins of
+// values while it reads the part.
 #pragma once
 
 #include <cmath>
@@ -37,7 +37,7 @@ struct CountedShared {
   float warp_sums[kRowWarps];
   uint64_t listed[32];       // keys and ids of the elements of the last bin
   uint64_t groups[kGroups];  // of a histogram
-  uint32_t num_listed;       // of them, also those that have found no place
+  uint32_t num_listed;       // those elements, also if they have found no place in `listed`
   sampling::RandomPair randoms[sampling::kMostTries];
   uint64_t tokens[kTriesAtOnce];  // key, id
   uint32_t verdicts[kTriesAtOnce];
@@ -232,16 +232,16 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
 
   CountedShared& shared_;
   Values bins_;
-  sampling::Scale exact_{};  // of what is filtered
+  sampling::Scale exact_{};  // of the weights that filters compare
   float place_of_base_ = 0.0F;
   float place_of_largest_ = 0.0F;
 
  private:
-  // Of a block: half of what it weighs if all elements are as large as the largest one.
+  // Half of what a block weighs if all of its elements are equal.
   static constexpr uint64_t kFlat = uint64_t{kBlock} << (kFromProbs ? 25 : 26);
 
   float least_of_last_ = 0.0F;  // see ValueBins
-  bool is_flat_ = false;        // the warp's last block
+  bool is_flat_ = false;        // whether the warp's last block weighed more than kFlat
 };
 
 }  // namespace flashplan::cuda

@@ -61,9 +61,9 @@ __device__ void gather_candidates(Row& row, const Range& range) {
     }
   }
   __syncthreads();
-  if (row.lists_have_bins) row.receive();  // all CTAs have read them
+  if (row.lists_have_bins) row.receive();  // all CTAs have read the bins
   row.lists_have_bins = false;
-  const auto num_own = static_cast<int>(row.shared.num_candidates);  // or fewer, if not all fit
+  const auto num_own = static_cast<int>(row.shared.num_candidates);  // too low if not all fit
   const bool fits = num_own <= share;
   if (!fits) find_extremes<kByValue>(row, range);
   const int num_sent = sent_of(num_own);
@@ -112,7 +112,7 @@ __device__ bool is_in_range(Row& row, float x, const Range& range) {
   return position >= range.low && position < range.high;
 }
 
-/// Leaves in row.shared.least and row.shared.most those of the part's elements in a range.
+/// Leaves the least and the largest key of the part's elements in a range in row.shared.
 template <bool kByValue, class Row>
 __device__ void find_extremes(Row& row, const Range& range) {
   uint32_t least = ~0U;
@@ -141,7 +141,7 @@ __device__ void share_extremes(Row& row, uint32_t least, uint32_t most) {
   __syncthreads();
 }
 
-/// Calls body(key) for the candidates of this thread, which are of all CTAs.
+/// Calls body(key) for each candidate of all CTAs; the threads of this CTA divide them.
 template <class Body, class Row>
 __device__ void for_each_candidate(Row& row, const Body& body) {
   const int share = share_of_rank();
@@ -159,8 +159,8 @@ __device__ int num_candidates_of(Row& row, int rank) {
   return static_cast<int>(row.values_of(row.step - 1, rank)[0]);
 }
 
-/// Finds the threshold among the candidates. `above`: the count or mass above all of them;
-/// returns that above the threshold.
+/// Finds the threshold among the candidates. `above`: the count or mass above all candidates.
+/// Returns the count or mass above the threshold.
 template <bool kByWeight, class Row>
 __device__ uint64_t select(Row& row, Cut* cut, uint64_t wanted, uint64_t above) {
   const Cut before = *cut;
@@ -192,10 +192,10 @@ struct Threshold {
   uint64_t above;
 };
 
-/// Replaces cut->key by the largest key such that the values from it on have a count, or a mass,
-/// of wanted_of(that of all that takes part), which is what lies above cut->key. It then has one
-/// tie. Where all of it does not reach what is wanted, the cut stays. `above`: the count or mass
-/// above the key.
+/// Replaces cut->key by the largest key such that the elements from it on have the wanted count or
+/// mass, and cut->num_ties by 1. Elements above the old key take part; wanted_of(their count or
+/// mass) is wanted. If it is more than they have, the cut stays. Threshold::above: the count or
+/// mass above the key.
 template <bool kByWeight, class WantedOf, class Row>
 __device__ Threshold find_threshold(Row& row, Cut* cut, const WantedOf& wanted_of) {
   if (row.has_all_candidates) {  // all that has passed the filter before is in the lists

@@ -32,7 +32,7 @@ class ValueBins {
       : slope_(factor * (32.0F * kOfOctave / kBinsOfRange)),
         offset_((kBins - 5 * kOfOctave) / kBinsOfRange - base * slope_) {}
 
-  /// The number of the part, from the first bin on, that has x.
+  /// The index of the part that x is in, over all bins.
   __device__ uint32_t part_of(float x) const {
     if (kFromProbs) {
       const auto part = static_cast<int>((sampling::bits_of(x) + (1U << (kShift - 1))) >> kShift);
@@ -57,15 +57,15 @@ class ValueBins {
   static __device__ uint32_t amount_of_part(uint32_t part) { return kOne | (part & kMask); }
   __device__ uint32_t amount_of(float x) const { return amount_of_part(part_of(x)); }
   /// Adds an element to `sums`, which has a word for each bin and kRest more. Elements of the first
-  /// bin, which may be most of a row's, are added to the word `rest`, of which each lane of a warp
-  /// has another one: the atomics on one word would wait for each other, and a branch around them
-  /// would divide the warp.
+  /// bin, which may be most of a row, are added to the word `rest`, of which each lane has its own:
+  /// the atomics on one word would wait for each other, and a branch around them would divide the
+  /// warp.
   static constexpr int kRest = 32;
   static __device__ void add(uint32_t* sums, uint32_t part, int rest) {
     const int bin = bin_of_part(part);
     atomicAdd(&sums[bin != 0 ? bin : rest], amount_of_part(part));
   }
-  /// How many elements have a sum in a bin: exact up to 500.
+  /// How many elements a bin has whose sum is `sum`: exact up to 500.
   static __device__ uint32_t count_in(uint32_t sum, int bin) {
     const uint32_t first = static_cast<uint32_t>(bin) << kLogParts;
     const auto middle = static_cast<float>(amount_of_part(first)) + 0.5F * kLast;
@@ -77,8 +77,8 @@ class ValueBins {
   __device__ float place_of(float x) const {
     return kFromProbs ? 0.0F : sampling::fused(x, slope_, offset_) * kBinsOfRange;
   }
-  /// Whether a place of the row's largest value or of the base is usable. It is not if it has
-  /// overflowed, as with extreme temperatures or logits, or with a base of -infinity.
+  /// Whether the place of the row's largest value, or of the base, can be used: not if it has
+  /// overflowed, by extreme temperatures or logits, or by a base of -infinity.
   static __device__ bool is_place(float place) { return place >= 0.0F && place < INFINITY; }
   /// The value at which a bin begins, or at a place between bins.
   __device__ float value_of(float bin) const {
