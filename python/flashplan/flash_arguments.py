@@ -119,7 +119,7 @@ def attention_options(
 
 def scale(name: str, scales: Tensor | None, narrow: Tensor) -> float | Tensor:
     """The scale of 8-bit queries or caches, from [batch_size, num_kv_heads] that is the same for
-    all sequences. FlashAttention ignores those of other tensors, too."""
+    all sequences. Scales of 16-bit tensors are ignored, as in FlashAttention."""
     if scales is None or not is_8_bit(narrow) or scales.numel() == 0:
         return 1.0
     if scales.dim() == 2:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashAttention's function of a cache."""
+"""FlashAttention's function for attention over a cache."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def flash_attn_with_kvcache(
     The host does not wait for the GPU: the call is planned for the longest sequences that the cache
     or the block table can hold, and the lengths are read on the device. After one call with the
     same shapes it can be captured into a CUDA graph, whose replays read the lengths, the block
-    table and the cache anew. Only ragged queries of different lengths are an exception: they are
-    those of flash_attn_varlen_func.
+    table and the cache anew. Ragged queries of different lengths are an exception: for these the
+    host waits for the lengths, and they can not be captured.
 
     Args:
         q: [batch_size, tokens, heads, head_dim], or with cu_seqlens_q ragged [tokens, heads,
@@ -84,7 +84,7 @@ def flash_attn_with_kvcache(
             [cache_batch_size, cache_len, kv_heads, head_dim]. Written if k is given.
         k, v: [batch_size, new_tokens, kv_heads, head_dim], or with cu_seqlens_k_new ragged, which
             are written to the cache behind the first cache_seqlens tokens of each sequence.
-        rotary_cos, rotary_sin: [places, rotary_dim / 2], with k, not with ragged tensors: q and k
+        rotary_cos, rotary_sin: [places, rotary_dim / 2], only with k, and not ragged: q and k
             are rotated by their places, from cache_seqlens on, before k is written. Without a mask
             all queries of a sequence are rotated by cache_seqlens, as in FlashAttention.
         rotary_interleaved: whether dims 2 i and 2 i + 1 turn together, or i and i + rotary_dim / 2.
@@ -95,7 +95,7 @@ def flash_attn_with_kvcache(
         block_table, page_table: [batch_size, max_pages] int32; ids behind a length may be anything,
             as in padded rows of length 0.
         cu_seqlens_q: [batch_size + 1]: the rows of q at which sequences begin and end.
-        max_seqlen_q: with cu_seqlens_q, the most queries of a sequence.
+        max_seqlen_q: with cu_seqlens_q, how many queries a sequence has at most.
         out: where o is written; default: a new tensor.
         return_softmax_lse: whether to return (o, lse), lse [batch_size, heads, tokens] float32, of
             ragged queries [heads, tokens].

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks and biases of FlashAttention's functions: options of `Attention`, or variants of it."""
+"""Masks and biases of FlashAttention's functions, as options of `Attention` or as a `Variant`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from flashplan.variant import Variant
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# A window to the right that reaches farther hides nothing. Variants have floats, which are exact up
-# to here.
+# A window to the right that reaches farther hides nothing. Scalars of a variant are float32, which
+# is exact up to here.
 _FARTHEST = 1 << 24
 
 
 @functools.lru_cache(maxsize=64)
 def _variant(right: int, has_slopes: bool, has_ranges: bool) -> Variant:
-    """A window of `right` keys behind the query (-1: no end), and ALiBi's bias.
+    """A window of `right` keys after the query (-1: no end), and ALiBi's bias.
 
     Args:
-        has_ranges: whether keys behind the window are skipped, which needs lengths on the host.
+        has_ranges: whether keys after the window are skipped, which needs lengths on the host.
     """
     bodies: dict[str, Any] = {"scalars": {}}
     if right >= 0:
@@ -51,7 +51,7 @@ def mask_options(
 
     Args:
         alibi_slopes: [num_heads] or [batch_size, num_heads].
-        has_host_lengths: whether the lengths of keys are those of the plan.
+        has_host_lengths: whether plan() gets the lengths of keys, not only upper bounds.
     """
     left, right = (-1, -1) if window_size is None else window_size
     options: dict[str, Any] = {

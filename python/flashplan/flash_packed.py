@@ -13,12 +13,12 @@ from flashplan.flash_arguments import check_dims
 if TYPE_CHECKING:
     from types import ModuleType
 
-# That of FlashAttention 2, its module, and that of FlashAttention 3.
+# FlashAttention 2, its module of functions, and FlashAttention 3.
 _NAMES = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn_interface")
 
 
 def _functions() -> ModuleType:
-    """flashplan.flash_attn, which imports this module."""
+    """flashplan.flash_attn, imported late, as it imports this module."""
     from flashplan import flash_attn
 
     return flash_attn
@@ -47,9 +47,10 @@ def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **options: Any) 
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: Any, *args: Any, **options: Any
 ) -> Any:
-    """`flash_attn_varlen_func` of qkv [tokens, 3, heads, head_dim], with the lengths of all three.
+    """`flash_attn_varlen_func` of qkv [tokens, 3, heads, head_dim]: queries, keys, values.
 
     Args:
+        cu_seqlens, max_seqlen: those of the queries and of the keys.
         args, options: the other arguments of `flash_attn_varlen_func`, in its order from dropout_p.
     """
     check_dims("qkv", qkv, 4)

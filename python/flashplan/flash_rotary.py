@@ -22,12 +22,12 @@ def rotated(
     """(q, k), rotated: token i of k to the place kv_lens + i of its sequence.
 
     Args:
-        q, k: [batch_size, tokens, heads, head_dim]; they may have other numbers of tokens.
+        q, k: [batch_size, tokens, heads, head_dim]; numbers of tokens and heads may differ.
         rotary_cos, rotary_sin: [places, rotary_dim / 2].
         kv_lens: [batch_size] int32: keys before those of k.
         is_interleaved: whether dims 2 i and 2 i + 1 are a pair, or i and i + rotary_dim / 2.
-        is_masked: whether queries see other keys than each other. Then token i of q has the place
-            kv_lens + i, else each one has kv_lens.
+        is_masked: whether there is a causal mask or a window. Then token i of q has the place
+            kv_lens + i, else each token of q has kv_lens.
     """
     for name, table in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
         check_dims(name, table, 2)

@@ -121,8 +121,8 @@ def append(
     block_table: Tensor,
     scales: tuple[float | Tensor, float | Tensor],
 ) -> Tensor:
-    """Writes new keys and values behind those of each sequence, and returns the new lengths. Those
-    of 16 bits are divided by the scale of an 8-bit cache."""
+    """Writes new keys and values behind those of each sequence, and returns the new lengths. New
+    ones of 16 bits are divided by the scale of an 8-bit cache."""
     k, v = new
     for name, tensor in (("k", k), ("v", v)):
         check_dims(name, tensor, 4 if indptr is None else 3)

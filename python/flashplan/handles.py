@@ -13,7 +13,7 @@ _objects: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def new_handle(named: Any) -> int:
-    """A number for an object, which it does not keep alive."""
+    """A number that stands for an object, and does not keep it alive."""
     handle = next(_handles)
     _objects[handle] = named
     return handle

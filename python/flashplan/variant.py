@@ -167,7 +167,7 @@ class Variant:
                 raise ValueError(
                     f"key_range: expected {name} of shape {(count,)}, got {array.shape}"
                 )
-            if array.itemsize < 8:  # NumPy 2.1 clips to no number that the dtype has not
+            if array.itemsize < 8:  # np.clip refuses limits that the dtype cannot hold
                 array = array.astype(np.int64)
             np.clip(array, 0, 2**31 - 1, out=ranges[:, column], casting="unsafe")
         return ranges

@@ -46,11 +46,11 @@ struct TensorMaps {
   TensorMap k;             // (64 dims, 8 rows, blocks of 64 dims, groups of 8 rows, slabs)
   TensorMap v;
   TensorMap o;  // as q; a box has 64 rows
-  // Where values are the first dims of keys: the dims behind those of values. Boxes of k then have
-  // four blocks of dims, those of k_tail one.
+  // Where values are the first dims of keys: the dims of queries, and of keys, behind those. Boxes
+  // of k then have four blocks of dims, those of k_tail one.
   TensorMap q_tail;
-  // The last dims of keys that are in a tensor of their own, too: boxes of k and k_tail then have
-  // the rows of a step and one block, (64 dims, rows, 1, 1, heads).
+  // Also where values are no dims of keys, and the last dims of keys are in a tensor of their own:
+  // boxes of k and k_tail are then (64 dims, rows of a step, 1, 1, heads).
   TensorMap k_tail;
 };
 

@@ -30,9 +30,9 @@ FLASHPLAN_HOST_DEVICE bool is_prefix(const Segment& segment) {
 }
 
 /// Rows of one kv head whose keys are divided among several work tiles. State i of row r is in
-/// partial row first_partial_row + i * tile_q + r; states are in the order of their keys. Where the
-/// work tiles have several kv heads, and the rows are not those of sharers, the rows of the next
-/// heads follow: there, row r of head h is row h * num_rows + r.
+/// partial row first_partial_row + i * tile_q + r; states are in the order of their keys. Where
+/// work tiles of a request that shares no prefix have several kv heads, a state has the rows of all
+/// these heads: row r of head number h is its row h * num_rows + r.
 ///
 /// Each work tile that has written states of a merge arrives at the merge, and the last one to
 /// arrive completes it. For rows of a request it then merges their own states with those of the

@@ -36,7 +36,7 @@ class GroupWriter {
   GroupWriter(int32_t* groups, int32_t capacity)
       : waiting_(groups), groups_(groups), end_(capacity), first_(capacity) {}
 
-  /// Requests `request` and `request` + 1 have `num_tokens` keys in common.
+  /// Adds that requests `request` and `request` + 1 have `num_tokens` keys in common.
   void add(int32_t request, int32_t num_tokens) {
     const int32_t last = finish(request + 1, num_tokens);
     if (num_tokens == 0 || (num_waiting_ > 0 && waiting(num_waiting_ - 1)[2] == num_tokens)) return;

@@ -34,7 +34,7 @@ void divide_processors(const Batch& batch, Plan::Impl* impl) {
   const auto fills_gpu = [all](const PlanKernel& with) {
     const Kernel& kernel = with.choice.kernel;
     return with.choice.num_ctas == all * kernel.geometry.queues_per_processor &&
-           kernel.architecture.number >= 90;  // else one begins when the other has ended
+           kernel.architecture.number >= 90;  // else the kernels do not overlap
   };
   if (all < 2 || !fills_gpu(many) || !fills_gpu(few)) return;
   const int32_t of_many =
@@ -43,7 +43,7 @@ void divide_processors(const Batch& batch, Plan::Impl* impl) {
   few.scheduler.take_queues((all - of_many) * few.choice.kernel.geometry.queues_per_processor);
 }
 
-/// Takes the kernel for each request of a batch, and makes the schedules of these kernels.
+/// Gives each request of a batch to the kernel for its rows, and makes the kernels' schedules.
 void divide_batch(const Batch& batch, ScheduleMemory memory, Plan::Impl* impl) {
   const int32_t most_few = most_few_rows(impl->options);
   for (int32_t i = 0; i < impl->num_kernels(); ++i) {
@@ -86,7 +86,8 @@ ScheduleBounds prepare_schedules(Division division, Plan::Impl* impl) {
   }
   if (divides) bounds = larger(bounds, sums);
   for (std::size_t i = 0; i < kernels.size(); ++i) {
-    if (divides) own[i].merges = bounds.merges;  // merges of both schedules end at one place
+    // The merges of both schedules are numbered down from the end of one buffer.
+    if (divides) own[i].merges = bounds.merges;
     kernels[i].scheduler.reserve(shapes[i], own[i]);
   }
   return bounds;

@@ -56,7 +56,7 @@ template <typename Format, int32_t kStep>
   }
 }
 
-/// The first rotary_dim dims of a head; `to` may be `from`.
+/// Rotates the first rotary_dim dims of a head; `to` may be `from`.
 template <typename Format>
 void rotate_head(const RopeTurns& p, const Rotations& rotations,
                  const typename Format::Storage* from, typename Format::Storage* to) {

@@ -19,8 +19,8 @@ Status check_no_capture(Stream stream) noexcept {
                "stream: expected no capture under way, got a capturing stream");
 }
 
-/// `tiles`: where the work tiles of all schedules begin. `first_prepared`: of each segment, or
-/// null.
+/// Writes the begins of a schedule's queues. `tiles`: where the work tiles of all schedules begin.
+/// `first_prepared`: the first prepared tile of each segment; null: nothing is prepared.
 void write_starts(const Schedule& schedule, const WorkTile* tiles, const int32_t* first_prepared,
                   QueueStart* starts) {
   const auto tiles_before = static_cast<int32_t>(schedule.tiles.data() - tiles);

@@ -17,8 +17,8 @@ RopeParams make_rope_params(const Rope& rope, const TensorView& q) noexcept;
 /// Heads [tokens, heads, head_dim] that are read and where they are written.
 RopeSide make_rope_side(const TensorView& from, const TensorView& to) noexcept;
 
-/// Checks positions in host memory. Up to 2^40 the angle, computed in double precision, is accurate
-/// to 1e-4 radians; at 2^53 a double has no bits left for a fraction of a turn.
+/// Checks that int64 positions in host memory are in [-2^40, 2^40]. There an angle in double
+/// precision is accurate to 1e-4 radians; at 2^53 no bits are left for a fraction of a turn.
 Status check_positions(const TensorView& positions) noexcept;
 
 }  // namespace flashplan

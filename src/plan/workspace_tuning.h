@@ -18,8 +18,9 @@ struct WorkspaceTuning {
   // in chunks of many rows. Smaller chunks of few rows share slots.
   int32_t chunked_keys_per_queue = 16384;
 
-  // Prepared keys and values. There is room for as many keys as there are queries, up to the most
-  // bytes. Within what is enough in any case, there is room for more keys before these.
+  // Prepared keys and values. There is room for as many keys as a plan has queries, up to
+  // most_prepared_bytes, and for prepared_keys_per_query times as many, up to
+  // enough_prepared_bytes.
   int64_t prepared_keys_per_query = 16;
   int64_t enough_prepared_bytes = int64_t{128} << 20;
   int64_t most_prepared_bytes = int64_t{512} << 20;

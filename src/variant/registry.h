@@ -12,8 +12,8 @@
 
 namespace flashplan {
 
-/// `Code` has a `mutex`, which is held while it is filled. Nothing is ever destroyed: threads may
-/// run the code until the process ends.
+/// The compiled code of this process, by key. Whoever fills in a `Code` holds its `mutex`. Nothing
+/// is ever destroyed: threads may run the code until the process ends.
 template <typename Code>
 class Registry {
  public:

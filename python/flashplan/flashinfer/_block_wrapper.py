@@ -10,7 +10,7 @@ from flashplan.flashinfer._prefill import BatchPrefillWithPagedKVCacheWrapper
 
 
 class BlockWrapper:
-    """A wrapper that computes blocks as requests and pages of another one.
+    """A wrapper that computes blocks as requests and pages of another wrapper.
 
     Args:
         float_workspace_buffer: memory on the device of the tensors, used if it is large enough.

@@ -40,7 +40,7 @@ def _quantize(x: Tensor, quant_scale: float, out: Tensor) -> None:
 
 
 def _out_for(x: Tensor | None, like: Tensor, out: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The output that was given, or a new one. A part that is None has heads of no dims."""
+    """`out`, or a new tensor: shaped like x or, if x is None, like `like` with heads of 0 dims."""
     if out is not None:
         return out
     return torch.empty(

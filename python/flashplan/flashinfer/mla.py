@@ -72,8 +72,8 @@ class BatchMLAPagedAttentionWrapper(PagedWrapper):
             kv_len_arr: [batch_size]: keys of each request, no more than its pages have.
             head_dim_ckv, head_dim_kpe: latent and rotated dims of a key; the latter may be 0.
             sm_scale: that of the model, from its head dim before compression.
-            options: FlashInfer's other ones, which are refused unless they are None or False; only
-                the layouts "split" and the modes of lse have no effect.
+            options: FlashInfer's other options. lse_mode, enable_pdl and use_sinks are ignored, and
+                layouts must be "split"; others are refused unless they are None or False.
 
         Raises:
             UnsupportedError: an argument asks for what flashplan can not do.

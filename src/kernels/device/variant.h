@@ -23,9 +23,9 @@ struct Standard {
   // Kernels that are compiled at run time leave out what their plans do not need, and keep short
   // what is rare. They share no prefixes, and know their plan: kOutput is the dtype of o.
   static constexpr bool kIsBuiltIn = true;
-  static constexpr bool kHasMaskBits = true;  // of the plan, custom_mask
-  static constexpr bool kHasChunks = true;    // of the plan, batch_invariant
-  static constexpr bool kRotates = false;  // queries and keys, behind their hooks; see rotation.h
+  static constexpr bool kHasMaskBits = true;  // false: the plan has no custom_mask
+  static constexpr bool kHasChunks = true;    // false: the plan is not batch-invariant
+  static constexpr bool kRotates = false;     // queries and keys, after their hooks; see rotation.h
 
   explicit FLASHPLAN_DEVICE Standard(const AttentionParams& params)
       : exp2_scale(params.variant.logits_scale * kLog2e) {}

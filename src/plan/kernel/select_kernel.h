@@ -41,14 +41,13 @@ struct KernelChoices {
 Status select_kernel(const AttentionOptions& options, const DeviceLimits& device,
                      KernelChoices* choices) noexcept;
 
-/// What a kernel family would say to the options, if it were the only one.
+/// Whether a kernel family serves the options.
 struct FamilyAnswer {
   const KernelFamily* family = nullptr;
   Status status;  // kUnsupported: none of its kernels serves the options
 };
 
-/// The answers of the families that have kernels for the device, for options that select_kernel()
-/// accepts.
+/// Asks each family that has kernels for the device. Requires options that select_kernel() accepts.
 std::vector<FamilyAnswer> ask_families(const AttentionOptions& options, const DeviceLimits& device);
 
 }  // namespace flashplan

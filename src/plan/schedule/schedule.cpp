@@ -205,8 +205,8 @@ std::span<const int64_t> Scheduler::loads_of_prefixes() {
   return prefix_loads_;
 }
 
-/// The predicted time of the CTA that ends last; with prefixes on a GPU, the longest that it may
-/// take.
+/// The predicted time of the CTA that ends last; with prefixes on a GPU, the longest time that it
+/// may take.
 int64_t Scheduler::modelled_time() const {
   const std::span<const int64_t> ends = filler_.loads();
   const int64_t longest = *std::max_element(ends.begin(), ends.end());

@@ -71,7 +71,7 @@ struct ScheduleShape {
   bool paged = false;
   int32_t tile_q = 64;   // packed query rows of a tile
   int32_t tile_kv = 64;  // keys of a step
-  /// kv heads of a decode that are cut together where they are cut.
+  /// How many neighbouring kv heads of a decode are cut at the same keys.
   int32_t heads_at_once = 1;
   int32_t num_ctas = 1;
   int32_t max_partial_slots = 0;  // slots in the workspace, each for tile_q partial rows

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LegalizationError(Exception):
-    """Steps do not fit each other, or the type of the input."""
+    """A step does not take what the step before gives, or the first one not the input."""
 
 
 def legalize_processors(

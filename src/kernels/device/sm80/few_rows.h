@@ -130,7 +130,7 @@ class FewRows {
     }
   }
 
-  /// Writes 4 dims of a row that the warps have shared.
+  /// Merges 4 dims of a row from what all warps have stored by share(), and writes the result.
   FLASHPLAN_DEVICE void write_quad(int32_t head, int row, int dim) const {
     float shift = softmax_of(0, row).x;
 #pragma unroll

@@ -27,7 +27,7 @@ class RowPeers {
       barrier_wait(barrier(), S::kWarpsVo * 32);
     }
   }
-  /// Waits for all warps that share rows. Returns whether any lane has `x`.
+  /// Waits for all warps that share rows. Returns whether `x` is true in any of their lanes.
   FLASHPLAN_DEVICE bool any(bool x) const {
     if constexpr (S::kWarpsVo == 1) {
       return __any_sync(0xffffffffU, x);

@@ -9,8 +9,8 @@
 
 namespace flashplan::device {
 
-/// The same choices, but decodes with 80 dims read two kv heads together: their rows of 160 bytes
-/// begin and end inside the blocks of 64 bytes that memory is read in.
+/// `Choices`, but decodes with 80 dims read two kv heads together: their rows of 160 bytes begin
+/// and end inside the blocks of 64 bytes that memory is read in.
 template <typename Choices>
 struct With80Dims : Choices {
   static constexpr int kShortRowDims = 80;

@@ -104,8 +104,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
             context.segment.kv_row, context.block().first_seen(p_),
             context.has_steps(),    context.is_end != 0};
   }
-  /// Those of the first tile. Where the planned lengths hold, its record is not waited for: it is
-  /// finished by another warp, and the first keys can be requested before that.
+  /// The keys of the first tile. If the planned lengths hold, they follow from the begin of the
+  /// queue, so that they are requested before another warp has finished the tile's record.
   FLASHPLAN_DEVICE Keys first_keys(uint32_t queue_word) const {
     if (p_.tensors.kv_lens != nullptr) return keys_of(wait_context(0));
     // The member of QueueStart at an offset in bytes.

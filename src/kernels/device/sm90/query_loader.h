@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warps of the sm90 producer that load queries, and one of them the records of work tiles.
+// The warps of the sm90 producer that load queries. One of them also loads the records of work
+// tiles.
 #pragma once
 
 #include "kernels/device/sm90/producer_warp.h"
@@ -15,8 +16,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
  public:
   using Base::Base;
 
-  /// Starts to load the begin of the queue: one word for each thread of the warps that load keys,
-  /// values and records.
+  /// Starts to load the begin of the queue: a word in each lane of the warps that load keys, values
+  /// and records.
   static FLASHPLAN_DEVICE uint32_t request_queue(const AttentionParams& p) {
     const int thread = static_cast<int>(threadIdx.x) - 128 * S::kWarpgroups;
     const int lane = thread % 32;
@@ -124,7 +125,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
     const bool brings_records = warp_ == 2;
     int32_t place = 0;  // see Sm90Smem::queries()
     for (int32_t i = 0;; ++i) {
-      // The records behind the first ones come from memory: they wait behind the first queries.
+      // Records that QueueStart lacks come from memory: they are loaded after the first queries.
       const int32_t ahead = i == 0 ? kFirstRecords - 1 : i - 1 + kRecordsAhead;
       while (brings_records && num_contexts_ <= min(num_tiles_, ahead)) load_context();
       const Sm90Context& context = wait_context(i);
@@ -201,8 +202,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
   FLASHPLAN_DEVICE bool is_narrow() const {
     return S::kTakesNarrowQueries && p_.tensors.q_dtype != S::kQuery;
   }
-  /// Widens rows that this warp has copied, a lane each. The 8 bits of a row are where half of its
-  /// 16 bits will be, that of the first dims. So the last dims are widened first.
+  /// Widens rows that this warp has copied, each by one lane. The 8-bit row lies where the first
+  /// half of the dims will have 16 bits. So the last dims are widened first.
   FLASHPLAN_DEVICE void widen_rows(uint32_t tile, int begin, int end) const {
     cp_async_wait_all();
     __syncwarp();
@@ -219,14 +220,14 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
     __syncwarp();
   }
 
-  /// The tokens of a tile of few rows, with those that pad it to all rows of its warps.
+  /// How many tokens a tile of few rows has, with those that pad it to all rows of its warps.
   FLASHPLAN_DEVICE int num_padded_tokens(const PackedRows& rows) const {
     const Divisor& group_size = p_.schedule.group_size;
     const int num_rows = (rows.num_rows + 15) / 16 * 16;
     return static_cast<int>(
         quotient(static_cast<uint32_t>(num_rows + group_size.value - 1), group_size));
   }
-  /// Whether a tile of few rows has all heads of its tokens, and its part of the memory holds them.
+  /// Whether a tile of few rows has all heads of its tokens, at most 64 with the padding.
   FLASHPLAN_DEVICE bool has_whole_tokens(const PackedRows& rows) const {
     const Divisor& group_size = p_.schedule.group_size;
     const int32_t first = rows.query(0, group_size);
@@ -246,8 +247,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
                   static_cast<int>(rows.token(0, p_.schedule.group_size)));
     }
   }
-  /// Rows of tokens that the tile does not have, as far as warps multiply them, are zeros: they
-  /// come from a token that is none.
+  /// Loads a tile of few rows, a box for each token. Other rows that warps multiply become zeros:
+  /// their boxes are those of token -1, which lies outside the map.
   FLASHPLAN_DEVICE void load_tokens_by_map(uint32_t to, uint32_t full, const PackedRows& rows,
                                            int32_t head) const {
     const int group = p_.schedule.group_size.value;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a warp of a Hopper producer gets the begin of its queue, and the records of work tiles. A
+// Where the records of work tiles lie in QueueStart, the begin of a queue, and in shared memory. A
 // record is the words of a tile, then those of its segment, as they lie in Sm90Context.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace flashplan::device {
 
-/// Numbers of words of 4 bytes: of records, and in QueueStart.
+/// Sizes of records, and places in QueueStart, in words of 4 bytes.
 struct RecordWords {
   static constexpr int kFirstRecords = 2;  // in QueueStart
   static constexpr int kTile = sizeof(WorkTile) / 4;
@@ -26,7 +26,7 @@ struct RecordWords {
                 FLASHPLAN_OFFSET_OF(Sm90Context, segment) == sizeof(WorkTile));
 };
 
-/// Where a word of the first records belongs.
+/// The record that a word of QueueStart belongs to.
 struct RecordPlace {
   int record;
   int word;  // in the record

@@ -9,11 +9,11 @@ namespace flashplan::device {
 
 using MbarrierWord = uint64_t;
 
-/// The requests of Sm90ReaderMerges.
+/// The requests that a CTA merges after its queue; see Sm90ReaderMerges.
 struct Sm90Readers {
   static constexpr int kMost = 64;
 
-  int32_t count;          // of requests, also if not all are in the list
+  int32_t count;          // of the requests; `merges` has no room for more than kMost
   int32_t has_complete;   // 1: this CTA has marked requests
   int32_t num_listed[2];  // requests to merge in this round: of even, of odd rounds
   int32_t merges[kMost];  // the list: numbers of the merges
@@ -26,7 +26,7 @@ struct alignas(16) Sm90WaitingMerge {
   int32_t merge;
   uint32_t first_row;  // of the warpgroup; with the bit Sm90Merge::kManyRows
 };
-/// Those of a warpgroup.
+/// The waiting merges of a warpgroup.
 struct alignas(16) Sm90WaitingMerges {
   int32_t count;
   int32_t is_last;  // whether the warpgroup was the last to arrive at a prefix

@@ -49,15 +49,15 @@ struct Sm90Softmax {
       has_rows = __any_sync(0xffffffffU, S::row(first_row, opaque(thread), 0) <= last);
     }
 
-    /// Looks for keys on no page, when the keys of a step are there.
+    /// Sets off_pages, once the keys of a step have come.
     FLASHPLAN_DEVICE void find_pages(const Sm90Smem<S>& smem) {
       off_pages = load_shared_4(smem.on_pages()) != kAllOnPages;
     }
     /// Whether some rows do not see some of the keys of the step that begins at `key`, even if all
     /// of them lie on pages of the cache.
     FLASHPLAN_DEVICE bool cuts(int32_t key) const { return begin > key || end < key + S::kTileKv; }
-    /// Whether some rows may not see some of the keys of the step that begins at `key`. For a step
-    /// whose keys are all on pages, this depends on how far the producer has come.
+    /// Whether some rows may not see some of the keys of the step that begins at `key`. May be true
+    /// only because the producer, ahead of the step, has found later keys on no page.
     FLASHPLAN_DEVICE bool may_hide(int32_t key) const {
       return off_pages || found != 0xffffffffU || cuts(key);
     }
@@ -67,7 +67,7 @@ struct Sm90Softmax {
   float shift[2] = {};  // of this thread's two rows
   float sum[2] = {};    // of the weights in this thread's columns
 
-  /// Begins a head of a work tile.
+  /// Begins the softmax of a head of a work tile.
   FLASHPLAN_DEVICE void begin(const AttentionParams&, const Sm90Context&, int32_t, int, int) {
     reset();
   }

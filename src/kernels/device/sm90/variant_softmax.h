@@ -6,11 +6,11 @@
 
 namespace flashplan::device {
 
-/// With a softmax it differs from Sm90Softmax in two ways. In a step in which every row sees every
-/// key, a logit is transformed right before its weight is computed, so that the arithmetic of the
-/// body runs beside the exponentials. And the shifts follow logits that grow with the key, as those
-/// of ALiBi do, before weights come out too large. Without a softmax there are neither shifts nor
-/// sums.
+/// For variants with a softmax this differs from Sm90Softmax in two ways. In a step in which every
+/// row sees every key, a logit is transformed right before its weight is computed, so that the
+/// arithmetic of the body runs beside the exponentials. And the shifts follow logits that grow with
+/// the key, as those of ALiBi do, before weights come out too large. For variants without one there
+/// are neither shifts nor sums.
 template <typename S>
 struct Sm90VariantSoftmax : Sm90Softmax<S> {
   using Base = Sm90Softmax<S>;
@@ -37,7 +37,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
                                    const Sm90Context& context, const Visible& visible,
                                    int first_row, int thread, int32_t key, bool is_first,
                                    float (&shrink)[2], Again multiply_again) {
-    // Computed anew each time, since a register that held it meanwhile would be missing.
+    // Computed anew each time, as there is no register to keep it in.
     const auto hides = [&] { return hides_keys(p, context, visible, thread, opaque(key)); };
     const Transform<Variant> of(variant, rows_, key + opaque(thread) % 4 * 2);
     if constexpr (!Variant::kUseSoftmax) {
@@ -81,7 +81,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
 
  private:
   /// Whether some rows do not see some of the keys of the step that begins at `key`. Unlike
-  /// Visible::may_hide() it does not depend on time, as the shifts of a step depend on it.
+  /// Visible::may_hide() it does not depend on how far the producer is: shifts follow from it.
   static FLASHPLAN_DEVICE bool hides_keys(const AttentionParams& p, const Sm90Context& context,
                                           const Visible& visible, int thread, int32_t key) {
     if (!visible.may_hide(key)) return false;
@@ -106,12 +106,12 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
         // What follows from the query alone would be computed for all columns before the loop over
         // the steps, and take their registers.
         rows[half].query = opaque(rows[half].query);
-        // A mask compares the same keys for both rows. In a logit the compiler can take positions
-        // together if the keys of the rows have nothing in common.
+        // Masks compare the same keys with both rows. For logits each row has a key of its own, so
+        // that the compiler can combine the positions of key and query.
         rows[half].key = Variant::kTransformsLogits ? opaque(first_key) : first_key;
       }
     }
-    /// `kHasAllKeys`: there are keys in all columns. Elsewhere columns past the last key get the
+    /// `kHasAllKeys`: there are keys in all columns. If not, columns past the last key get the
     /// position of the last key.
     template <bool kHasAllKeys>
     FLASHPLAN_DEVICE float operator()(float x, int i) const {
@@ -153,9 +153,9 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
     added[1] = chains[1][0] + chains[1][1];
   }
 
-  /// Raises the shifts if some logits of the step are much larger: a few columns are representative
-  /// of logits that grow with the key, and other logits are seen by their weights. Returns whether
-  /// they were raised.
+  /// Raises the shifts if some logits of the step are much larger. Looks at a few columns alone,
+  /// which represent logits that grow with the key; other large logits are noticed by their
+  /// weights. Returns whether shifts were raised.
   template <typename Variant>
   FLASHPLAN_DEVICE bool follow(const Transform<Variant>& of, const Visible& visible,
                                float (&shrink)[2]) {
@@ -189,7 +189,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
   LogitPosition rows_[2];  // of this thread's rows, at key 0
 };
 
-/// The class that turns the logits of a kernel into weights.
+/// The class of the softmax of a kernel.
 template <typename S, bool kNeedsPositions>
 struct Sm90SoftmaxChoice {
   using Type = Sm90Softmax<S>;

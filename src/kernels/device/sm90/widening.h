@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a warp copies rows of 8-bit keys or values to shared memory, and widens them there to 16
+// How a warp copies rows of 8-bit keys or values to shared memory, and there widens them to 16
 // bits.
 #pragma once
 
@@ -49,7 +49,7 @@ struct Sm90Widening {
   }
 
   /// Widens rows from `raw` to `wide`, keys to the dtype of queries and values to that of weights:
-  /// both hold every 8-bit number. `raw` may be the second half of `wide`.
+  /// both dtypes have every 8-bit number. `raw` may be the second half of `wide`.
   static FLASHPLAN_DEVICE void widen(bool is_key, uint32_t raw, uint32_t wide) {
     if (S::kQ == S::kWeight || !is_key) {
       widen_to<S::kWeight>(raw, wide);
@@ -58,7 +58,7 @@ struct Sm90Widening {
     }
   }
 
-  /// Writes 8 elements as kTo.
+  /// Widens 8 elements, those of `low` and then those of `high`, to kTo, and writes them.
   template <DType kTo>
   static FLASHPLAN_DEVICE void store_8(uint32_t to, uint32_t low, uint32_t high) {
     const uint2 a = Element<S::kKv>::widen(low);

@@ -57,7 +57,7 @@ FLASHPLAN_DEVICE void run_mla_producer(const AttentionParams& p, const MlaSmem<S
   }
 }
 
-/// Runs warp `warp` of a producer that copies rows.
+/// Runs warp `warp` of a producer that copies keys row by row.
 template <typename S>
 FLASHPLAN_DEVICE void run_mla_row_producer(const AttentionParams& p, const MlaSmem<S>& smem,
                                            int warp, uint32_t queue_word) {
@@ -72,7 +72,7 @@ FLASHPLAN_DEVICE void run_mla_row_producer(const AttentionParams& p, const MlaSm
 }
 
 // What a warpgroup does.
-constexpr int kCopier = 0;  // producer that copies keys row by row
+constexpr int kCopier = 0;  // a producer that copies keys row by row
 constexpr int kConsumer = 1;
 constexpr int kProducer = 2;
 

@@ -10,9 +10,9 @@ namespace flashplan::device {
 
 /// 64 rows of o with 512 columns take all accumulators of two warpgroups, so each has half of the
 /// columns of all rows. Logits and weights of a block are computed once, by its owner: warpgroup 0
-/// has the even blocks of a tile, warpgroup 1 the odd ones. The other one reads the weights from
-/// shared memory (MlaSharedMemory, 3). So the tensor cores multiply for one warpgroup while the
-/// other one has its softmax.
+/// has the even blocks of a tile, warpgroup 1 the odd ones. The other warpgroup reads the weights
+/// from shared memory (MlaSharedMemory, 3). So the tensor cores multiply for one warpgroup while
+/// the other one has its softmax.
 ///
 ///   warpgroup 0: logits 0 | weights 0 | o += 0, left            | o += 1, left  | logits 2 ...
 ///   warpgroup 1: logits 1             | o += 0, right beside weights 1 | o += 1, right | logits 3
@@ -20,7 +20,7 @@ namespace flashplan::device {
 /// Both add the products of the blocks in their order, and the shifts of the rows (see Sm90Softmax)
 /// go from block to block: an owner weighs its block with the shifts of the block before, and
 /// raises them if the weights come out too large. With the weights it publishes raised shifts; the
-/// other one shrinks its o and its sums to them before it adds the product.
+/// other warpgroup shrinks its o and its sums to these before it adds the product.
 ///
 /// In batch-invariant plans the state of each chunk of keys is computed by itself: shifts, sums and
 /// o begin anew. A chunk has an even number of blocks, so blocks keep their owners.
@@ -115,15 +115,15 @@ class MlaConsumer {
     } while (end < count);
   }
 
-  /// Queries of a tile are of one kv head.
+  /// Takes the scale of the keys of a tile's kv head.
   FLASHPLAN_DEVICE void begin_head(int32_t kv_head) {
     if (p_.variant.k_scales.data == nullptr) return;
     variant_ = Variant(p_);
     variant_.scale_logits(p_.variant.k_scales.of(kv_head));
   }
 
-  /// The bits of a block's number that say which one of its chunk it is. Chunks have a power of two
-  /// of blocks. Without chunks, a tile is one.
+  /// The mask that makes of a block's number in its tile its number in its chunk. Chunks have a
+  /// power of two of blocks. In plans without chunks, the whole tile is one.
   FLASHPLAN_DEVICE int32_t bits_in_chunk() const {
     const int32_t chunk_kv = p_.schedule.chunk_kv;
     return chunk_kv > 0 ? chunk_kv / S::kTileKv - 1 : 0x7fffffff;
@@ -133,7 +133,8 @@ class MlaConsumer {
   }
 
   /// Computes o, and the sums of weights in this thread's columns, of the chunk that begins with
-  /// block n of the `count` ones of a tile. Returns the first block behind it, or one more.
+  /// block n of a tile of `count` blocks. Returns the first block behind the chunk or, if the
+  /// number of its blocks is odd, the one after that.
   template <int kWarpgroup>
   FLASHPLAN_DEVICE int32_t attend(const Sm90Context& context, int32_t n, int32_t count) {
 #pragma unroll 1
@@ -150,7 +151,7 @@ class MlaConsumer {
     return n;
   }
 
-  /// Blocks n and n + 1 of the tile, for warpgroup 0, which owns block n.
+  /// Computes blocks n and n + 1 of the tile for warpgroup 0, which owns block n.
   FLASHPLAN_DEVICE void attend_first(const Sm90Context& context, int32_t n, int32_t count) {
     const uint32_t block = uniform_block();
     float shrink[2];
@@ -168,8 +169,8 @@ class MlaConsumer {
     wait_and_release<0>(block + 1);
   }
 
-  /// The same for warpgroup 1, which owns block n + 1, if there is one. It weighs that block while
-  /// the product of block n runs.
+  /// Computes both blocks for warpgroup 1, which owns block n + 1, if there is one. It weighs that
+  /// block while the product of block n runs.
   FLASHPLAN_DEVICE void attend_second(const Sm90Context& context, int32_t n, int32_t count) {
     const uint32_t block = uniform_block();
     const bool owns = n + 1 < count;
@@ -190,8 +191,8 @@ class MlaConsumer {
     wait_and_release<1>(block + 1);
   }
 
-  /// The number of the next block, which is the same in all lanes. Told so, the compiler keeps
-  /// addresses of operands in uniform registers.
+  /// The number of the next block. The shuffle tells the compiler that all lanes have the same one,
+  /// so that it keeps addresses of operands in uniform registers.
   FLASHPLAN_DEVICE uint32_t uniform_block() const { return __shfl_sync(0xffffffffU, block_, 0); }
 
   /// Waits for the weights of the other warpgroup. If shifts were raised, shrinks o and the sums.
@@ -222,7 +223,7 @@ class MlaConsumer {
     if constexpr (S::kHasValues) release(smem_.empty(block, 1));
   }
   /// Turns the logits of block n of the tile into weights. Returns whether shifts of the warp's
-  /// rows were raised, by `shrink`. `is_first`: there are no shifts yet.
+  /// rows were raised: o must then be multiplied by `shrink`. `is_first`: there are no shifts yet.
   template <int kWarpgroup>
   FLASHPLAN_DEVICE bool weigh(const Sm90Context& context, int32_t n, int32_t count, bool is_first,
                               float (&shrink)[2]) {
@@ -255,8 +256,8 @@ class MlaConsumer {
     };
     return columns(found.x) | columns(found.y) << 8 | 0xffff0000U;
   }
-  /// Values that are tensors of their own need the place of the keys: each part is one batch, so
-  /// that the left one is free as soon as it can be.
+  /// Starts the products of queries and keys. Where values are tensors of their own, they take the
+  /// keys' place: each part is then waited for by itself, so that the left one is free earlier.
   FLASHPLAN_DEVICE void multiply_keys(uint32_t block) {
     const WgmmaOperand q = S::Query::by_dims(smem_.queries());
 #pragma unroll
@@ -335,11 +336,11 @@ class MlaConsumer {
   }
 
   FLASHPLAN_DEVICE int warp() const { return opaque(thread_) / 32; }
-  /// Publishes the weights of an own block, and the shifts, if some of the warp's rows have others
-  /// than before.
+  /// Publishes the weights of a block that this warpgroup owns and, if `raised`, the shifts of the
+  /// warp's rows.
   template <int kWarpgroup>
   FLASHPLAN_DEVICE void publish(bool raised) {
-    barrier_wait(S::kOwnBarrier + kWarpgroup, 128);  // nobody reads the weights before these
+    barrier_wait(S::kOwnBarrier + kWarpgroup, 128);  // all warps have read the last weights
     const int thread = opaque(thread_);
     const int lane = thread % 32;
     // The address of chunk 0 or 1 of this lane's row. XOR with n * 16 gives that of chunk n, n

@@ -24,7 +24,7 @@ class MlaEpilogue {
     float lse[2];
   };
   /// Adds up the sums of weights of both warpgroups, which have the same shifts. `sums`: of this
-  /// thread's columns in its two rows. `number`: that of the state in the queue.
+  /// thread's columns in its two rows. `number`: the number of the state in the queue.
   FLASHPLAN_DEVICE State state(const float (&sums)[2], const float (&shifts)[2],
                                uint32_t number) const {
     float own[2];
@@ -69,7 +69,7 @@ class MlaEpilogue {
       write_chunks(rows, kv_head, o);
     }
     if (warpgroup_ == 0) write_lse(rows, kv_head, state.lse);
-    barrier_wait(S::kConsumerBarrier, S::kConsumerThreads);  // before weights are written
+    barrier_wait(S::kConsumerBarrier, S::kConsumerThreads);  // then weights may be written
   }
 
   /// Writes the state of chunk number `chunk` of a tile, or of the whole tile, as a partial result,
@@ -93,8 +93,9 @@ class MlaEpilogue {
     }
   }
 
-  /// Arrives at the merge of a tile that has written `written` states. In batch-invariant plans
-  /// `planned` may be more. `is_final`: this is the last tile of the queue.
+  /// Arrives at the merge of a tile that has written `written` of its `planned` states: fewer if,
+  /// in a batch-invariant plan, the real length is shorter. `is_final`: this is the last tile of
+  /// the queue.
   FLASHPLAN_DEVICE void arrive(const Sm90Context& context, int32_t written, int32_t planned,
                                bool is_final) const {
     if (written < planned) write_missing(context, written, planned);
@@ -119,11 +120,11 @@ class MlaEpilogue {
 
   FLASHPLAN_DEVICE int first_dim() const { return warpgroup_ * S::kHalfDims; }
   FLASHPLAN_DEVICE int row(int half) const { return S::row(0, opaque(thread_), half); }
-  /// The kv head of a tile. Keys that are values have one.
+  /// The kv head of a tile. Where keys are values, there is only one.
   static FLASHPLAN_DEVICE int32_t head_of(const Sm90Context& context) {
     return S::kHasValues ? context.tile.kv_head : 0;
   }
-  /// Whether results have dims from the `first` one of this warpgroup on. Keys that are values have
+  /// Whether results have dim `first` of this warpgroup's half. Where keys are values, results have
   /// all dims of the kernel.
   FLASHPLAN_DEVICE bool has_dims(int first) const {
     return !S::kHasValues || first_dim() + first < p_.tensors.head_dim_vo;
@@ -134,7 +135,7 @@ class MlaEpilogue {
     for (int i = 0; i < S::kHalfDims / 2; ++i) o[i] *= factors[i / 2 % 2];
   }
 
-  /// Lets sinks join the results of rows, and what values are multiplied with.
+  /// Adds the sinks of the rows' heads, and multiplies the factors of o by the scale of values.
   FLASHPLAN_DEVICE void finish(const PackedRows& rows, int32_t kv_head, State& state) const {
     if (p_.variant.sinks.data != nullptr) {
 #pragma unroll
@@ -150,8 +151,8 @@ class MlaEpilogue {
   }
 
   /// Merges the state of a chunk into that of the chunks before it, which is in this CTA's scratch
-  /// memory: there each thread has its accumulators, four at once, and behind them the maxima and
-  /// sums of its rows. After the last chunk o and `state` are the results.
+  /// memory: there each thread has its accumulators as float4, and behind them the maxima and sums
+  /// of its rows. After the last chunk o and `state` are the results.
   FLASHPLAN_DEVICE void merge_chunk(Accumulators& o, State& state, int32_t chunk,
                                     bool is_last) const {
     constexpr int kQuads = S::kHalfDims / 8;
@@ -202,7 +203,7 @@ class MlaEpilogue {
 
   /// Results of the dtype of q in aligned rows: 64 dims of 8 rows of a warp at a time are staged in
   /// the memory of the weights, of which each warp has an eighth, so that 8 lanes write 128 bytes
-  /// of a row at once. Nobody reads weights between the barrier in state() and the one behind
+  /// of a row at once. Nobody reads weights between the barrier in state() and that at the end of
   /// write().
   FLASHPLAN_DEVICE void write_chunks(const PackedRows& rows, int32_t kv_head,
                                      const Accumulators& o) const {
@@ -212,7 +213,7 @@ class MlaEpilogue {
     if (first_row >= rows.num_rows) return;
     static_assert(S::kConsumerWarps * 8 * 128 <= S::kWeightsBytes);
     const uint32_t memory = smem_.weights() + (warpgroup_ * 4 + thread / 32) * 8 * 128;
-    // The address of chunk lane / 8 of row lane % 8. XOR with 64 gives that of the chunk 4 behind.
+    // The address of chunk lane / 8 of row lane % 8; XOR with 64 gives that of chunk lane / 8 + 4.
     const uint32_t own = memory + lane % 8 * 128 + (((lane / 8) ^ lane) % 8 << 4);
     const auto pair = [&](int i, int half) {
       return Element<S::kQ>::pack(o[4 * i + 2 * half], o[4 * i + 2 * half + 1]);
@@ -289,7 +290,7 @@ class MlaEpilogue {
     }
   }
 
-  /// Writes empty states in place of those that were planned for more keys.
+  /// Writes empty states for chunks that were planned, but have no keys.
   __device__ __noinline__ void write_missing(const Sm90Context& context, int32_t written,
                                              int32_t planned) const {
     const int32_t num_rows = context.block().rows.num_rows;

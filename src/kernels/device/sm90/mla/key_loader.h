@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The warp of the sm90_mla producer that brings keys by boxes of tensor maps, and what it has in
-// common with those that bring them row by row (row_loader.h).
+// common with the warps that bring keys row by row (row_loader.h).
 #pragma once
 
 #include "kernels/device/sm90/hopper.h"
@@ -8,7 +8,7 @@
 
 namespace flashplan::device {
 
-/// What both ways have in common: the walk over blocks.
+/// What all warps that bring keys have in common: the walk over the blocks of a queue.
 template <typename S>
 class MlaKeyWarp {
  public:
@@ -16,8 +16,8 @@ class MlaKeyWarp {
       : p_(p), smem_(smem), lane_(static_cast<int>(threadIdx.x) % 32) {}
 
  protected:
-  /// The keys of a block, [key, key + count), of which no row sees the first `num_hidden`; may be
-  /// negative.
+  /// The keys of a block: [key, key + count). No row sees the first num_hidden ones; this number
+  /// may be negative.
   struct Block {
     int32_t key;
     int32_t count;
@@ -40,9 +40,9 @@ class MlaKeyWarp {
 
   /// Calls fill(block, its number in the queue, what request(block) has returned) for each block of
   /// the queue. Before that it calls prefetch() for the next block of the tile, and request() for
-  /// the one after it. Row tiles of a request, which queues at the same place have, prefetch every
-  /// other block each. Where a request has one row tile, memory is busy without it, and prefetching
-  /// costs a tenth of the time (docs/tuning/sm90-mla.md).
+  /// the one after it. The row tiles of a request are computed at about the same time, so each one
+  /// prefetches every other block for all. Where a request has one row tile, nothing is prefetched:
+  /// it would cost a tenth of the time (docs/tuning/sm90-mla.md).
   template <typename Request, typename Prefetch, typename Fill>
   FLASHPLAN_DEVICE void for_each_block(Request request, Prefetch prefetch, Fill fill,
                                        const uint32_t* queue_word = nullptr) {
@@ -52,7 +52,7 @@ class MlaKeyWarp {
       const int32_t count = num_blocks<S>(begin, keys.end);
       auto next_requested = request(block_at(begin));
       auto requested = next_requested;
-      // A turn before the first block, so that there is one copy of the code of the others.
+      // Turn -1 only prefetches the first block, so that the loop has the only copy of this code.
 #pragma unroll 1
       for (int32_t n = -1; n < count; ++n) {
         const int32_t key = begin + n * S::kTileKv;
@@ -66,8 +66,8 @@ class MlaKeyWarp {
     };
     for_each_tile([](int32_t) {}, fill_blocks, queue_word);
   }
-  /// Calls begin_tile(i) before it waits for the record of tile i, also for one without blocks and
-  /// for the record behind the last one. For a tile with blocks it then calls fill_blocks(its
+  /// Calls begin_tile(i) before it waits for the record of tile i, also for a tile without blocks
+  /// and for the record that marks the end. For a tile with blocks it then calls fill_blocks(its
   /// keys, its context, block_at), where block_at(key) returns the block that begins with a key.
   /// `queue_word`: null, or what request_queue() returned.
   template <typename BeginTile, typename FillBlocks>
@@ -100,8 +100,8 @@ class MlaKeyWarp {
     }
   }
 
-  /// The keys of the first tile. Where the planned lengths hold, its record is not waited for: it
-  /// is finished by another warp, and the first keys can be requested before that.
+  /// The keys of the first tile, from the begin of the queue. So keys are requested before another
+  /// warp has finished the tile's record. Only for runs in which the planned lengths hold.
   FLASHPLAN_DEVICE Keys first_keys(uint32_t queue_word) const {
     // The member of QueueStart at an offset in bytes.
     const auto word = [&](int offset) {
@@ -209,8 +209,8 @@ class MlaBoxLoader : MlaKeyWarp<S> {
     const int rows_of_boxes = __popc(__ballot_sync(0xffffffffU, has_box)) * box_rows;
     const uint32_t half_bytes = rows_of_boxes * S::kHalfDims * 2;
     const uint32_t tail_bytes = rows_of_boxes * S::kTailDims * 2;
-    // Values past the last key must be zeros, since 0 * NaN is NaN. They are overwritten before the
-    // consumers see the block. The tail needs no zeros: logits past the last key are masked.
+    // Values past the last key must be zeros, since 0 * NaN is NaN: hide_rows() writes these before
+    // the consumers see the block. The tail needs no zeros: logits past the last key are masked.
     const bool hides = block.count < S::kTileKv;
 #pragma unroll
     for (int part = 0; part < 2; ++part) {

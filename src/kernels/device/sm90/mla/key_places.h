@@ -19,16 +19,16 @@ struct KeyPlace {
 };
 
 /// Finds the keys of requests, one after the other: those of a page table, of ragged tensors, or of
-/// lists. It takes two steps, because the first one loads from memory. `kv_row`: that of the
-/// request's segment; `key`: number of the key in its request.
+/// lists. It takes two calls: request() starts a load from memory, find() needs what was loaded.
+/// `kv_row`: of the request's segment; `key`: number of the key in its request.
 class KeyPlaces {
  public:
   explicit FLASHPLAN_DEVICE KeyPlaces(const AttentionParams& p) : p_(p) {}
 
   FLASHPLAN_DEVICE bool are_listed() const { return p_.lists.slots != nullptr; }
 
-  /// Where the id is that find() needs: that of the key's page, or the key's entry in the list.
-  /// Ragged keys have none, which is null. Lists have entries for all keys of a work tile
+  /// The address of the id that find() needs: that of the key's page, or the key's entry in the
+  /// list. Null for ragged keys, which need none. Lists have entries for all keys of a work tile
   /// (MlaRecordLoader).
   FLASHPLAN_DEVICE const int32_t* id_place(int32_t kv_row, int32_t key) const {
     const PageTable& pages = p_.tensors.pages;
@@ -36,7 +36,7 @@ class KeyPlaces {
     if (pages.ids == nullptr) return nullptr;
     return page_ids(pages, kv_row) + quotient(static_cast<uint32_t>(key), pages.page_size);
   }
-  /// Starts to load that id.
+  /// Starts to load the id that find() needs.
   FLASHPLAN_DEVICE int32_t request(int32_t kv_row, int32_t key) const {
     const int32_t* from = id_place(kv_row, key);
     return from == nullptr ? 0 : static_cast<int32_t>(load_global_4(from));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Logits of the rows of one warp, by mma.sync: wgmma takes a whole warpgroup.
+// Logits of the rows of one warp, by mma.sync, because wgmma takes a whole warpgroup.
 #pragma once
 
 #include "kernels/device/numeric.h"
@@ -7,8 +7,8 @@
 
 namespace flashplan::device {
 
-/// Adds to `logits` the products of a warp's 16 queries with all keys of a block. `thread`: its
-/// number in the warpgroup.
+/// Adds to `logits` the products of a warp's 16 queries with all keys of a block. `thread`: the
+/// thread's number in the warpgroup.
 template <typename S>
 FLASHPLAN_DEVICE void add_mla_logits_of_warp(const MlaSmem<S>& smem, uint32_t block, int thread,
                                              float (&logits)[S::kTileKv / 2]) {
@@ -19,7 +19,7 @@ FLASHPLAN_DEVICE void add_mla_logits_of_warp(const MlaSmem<S>& smem, uint32_t bl
   for (int step = 0; step < S::kHeadDimQk / 16; ++step) {
     uint32_t a[4];
     const int chunk = step % 4 * 2;
-    const int dims = step / 4;  // number of 64 dims
+    const int dims = step / 4;  // which 64 dims
     ldmatrix(a, q + dims * S::Query::kBlockBytes + (((chunk + lane / 16) ^ lane) % 8 << 4));
     const bool is_tail = dims >= 2 * kBlocksOfHalf;
     const int group_bytes = is_tail ? S::Tail::kGroupBytes : S::Half::kGroupBytes;

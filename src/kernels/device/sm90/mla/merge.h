@@ -79,7 +79,7 @@ struct MlaMerge {
       const int64_t from = first_row + first * kStateRows;
       const float lse =
           load_if(lane < count, p.workspace.partial_lse + from + lane * kStateRows, -infinity());
-      float2 own = {1.0F, 0.0F};  // of o before the lane's state, and of that state
+      float2 own = {1.0F, 0.0F};  // factors of o before the lane's state, and of that state
 #pragma unroll 1
       for (int n = 0; n < count; n += kStatesAtOnce) {
         const float* states = p.workspace.partial_o + (from + n * kStateRows) * S::kHeadDimVo + dim;
@@ -105,7 +105,7 @@ struct MlaMerge {
         }
       }
     }
-    // One copy of the code writes all quads: they take turns in the place of the first.
+    // One copy of the code writes all quads, which move to o[0] one after the other.
 #pragma unroll 1
     for (int q = 0; q < kQuads; ++q) {
       write_result<S>(p, typename S::Variant(p), merge.rows, merge.kv_head, row, dim + q * 128,

@@ -16,8 +16,8 @@ class MlaRecordLoader {
   FLASHPLAN_DEVICE MlaRecordLoader(const AttentionParams& p, const MlaSmem<S>& smem)
       : p_(p), smem_(smem), lane_(static_cast<int>(threadIdx.x) % 32) {}
 
-  /// Starts to load the begin of the queue, one word by each lane of a warp: of the one that runs
-  /// run(), and of that before it, which brings boxes.
+  /// Starts to load the begin of the queue, a word in each lane of two warps: kRecordWarp, which
+  /// calls run(), and the warp before it, which brings keys by boxes.
   static FLASHPLAN_DEVICE uint32_t request_queue(const AttentionParams& p) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -60,7 +60,7 @@ class MlaRecordLoader {
     while (num_records_ <= min(num_tiles_, i + kRecordsAhead)) load_record();
   }
 
-  /// Loads the queries of a tile with steps, when those of the one before are not needed any more.
+  /// Loads the queries of a tile with steps, when those of the tile before are not needed any more.
   FLASHPLAN_DEVICE void load_queries(const Sm90Context& context) {
     mbarrier_wait(smem_.q_empty(), (num_loaded_ & 1) ^ 1);
     ++num_loaded_;
@@ -108,7 +108,7 @@ class MlaRecordLoader {
     const WorkTile& tile = context.tile;
     num_states = 1;
     if (tile.merge >= 0) {
-      // One thread waits for both when the tile ends.
+      // One thread reads both when the tile ends, and waits for them.
       prefetch_l2(counter_of(p_, tile.merge));
       prefetch_l2(p_.schedule.merges + tile.merge);
       if (p_.schedule.chunk_kv > 0) {
@@ -143,7 +143,7 @@ class MlaRecordLoader {
     }
   }
 
-  /// The same for tensors that no map describes.
+  /// Copies queries, which no tensor map describes, row by row.
   __device__ __noinline__ void copy_rows(const PackedRows& rows) const {
     const auto of_row = [&](const TokenView<const void>& view, int row) {
       return static_cast<const unsigned char*>(view.data) +

@@ -49,7 +49,7 @@ class MlaRowLoader : MlaKeyWarp<S> {
 
   /// The first row of the warp's group number `i`.
   FLASHPLAN_DEVICE int first_row(int i) const { return (i * S::kGatherWarps + warp_) * 8; }
-  /// The row that this lane looks up. There may be none: then it is behind the last one.
+  /// The row that this lane looks up; at least kTileKv if it looks up none.
   FLASHPLAN_DEVICE int own_row() const {
     const int row = first_row(lane_ / 8) + lane_ % 8;
     return lane_ < 8 * kOwnGroups ? row : S::kTileKv;
@@ -60,12 +60,13 @@ class MlaRowLoader : MlaKeyWarp<S> {
     return row < block.count ? places_.request(block.kv_row, block.key + row) : 0;
   }
 
-  /// What this lane has looked up. Without a key the addresses are those of the cache's begin.
+  /// What this lane has looked up. If the key is not in the cache, or nobody sees it, the addresses
+  /// are those of the cache's first row.
   struct Source {
     const unsigned char* row;
     const unsigned char* tail;
     bool is_seen;  // by some row of the tile
-    bool exists;   // and has a row of the cache
+    bool exists;   // is seen, and has a row of the cache
   };
   FLASHPLAN_DEVICE Source source(const Block& block, int32_t id) const {
     const KvView& view = p_.tensors.k;
@@ -118,8 +119,8 @@ class MlaRowLoader : MlaKeyWarp<S> {
     }
   }
 
-  /// Tells the consumers which keys of the block are in the cache. For lists, whose entries may be
-  /// none by intention, each block has a bit for each key.
+  /// Tells the consumers which keys of the block are in the cache. Entries of a list may name no
+  /// key on purpose, so with lists each block has a bit for each key.
   FLASHPLAN_DEVICE void report(const Source& own, uint32_t existing, uint32_t number) const {
     if (!places_.are_listed()) {
       Base::report_pages(own.exists || !own.is_seen);
@@ -143,7 +144,7 @@ class MlaRowLoader : MlaKeyWarp<S> {
   FLASHPLAN_DEVICE void copy(const unsigned char* const (&rows)[kCopies],
                              const unsigned char* own_tail, uint32_t existing, uint32_t number,
                              int part) const {
-    const uint32_t copied = existing >> lane_ / 8;  // bit 4 * i: whether copy number i is one
+    const uint32_t copied = existing >> lane_ / 8;  // bit 4 * i: whether the row of copy i exists
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       if (first_row(i / 2) >= S::kTileKv) break;

@@ -7,7 +7,7 @@
 namespace flashplan::device {
 
 /// `Choices`: see Traits. Keys have kHeadDimQk dims, and their first kHeadDimVo ones are the
-/// values: a left and a right half of 256. What is behind the values is the tail.
+/// values: a left and a right half of 256. The dims behind the values are the tail.
 template <typename Choices>
 struct MlaShape : Choices {
   // Whether keys have 8 bits in memory. The whole producer then widens them to the dtype of q.
@@ -22,8 +22,8 @@ struct MlaShape : Choices {
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
   static constexpr int kConsumerThreads = 128 * kWarpgroups;
   static constexpr int kConsumerWarps = 4 * kWarpgroups;
-  // A consumer has 128 accumulators of o, 32 logits, and 16 packed weights.
-  // What consumers leave is the producer's.
+  // A consumer has 128 accumulators of o, 32 logits, and 16 packed weights. The producer gets the
+  // registers that are left.
   static constexpr int kConsumerRegisters = kWidens ? 216 : 224;
   static constexpr int kProducerRegisters = kWidens ? 72 : 56;
   static_assert(kWarpgroups * kConsumerRegisters + kProducerRegisters <=
@@ -48,20 +48,21 @@ struct MlaShape : Choices {
   static constexpr int kHeaderBytes = 3072;
   static_assert(kHeaderBytes + kQBytes + kSlots * kSlotBytes + kWeightsBytes <= 227 * 1024);
 
-  // Warps of the producer: one brings records and queries. By boxes one brings keys, row by row
-  // three do. All four widen keys, and one of them brings records and queries between blocks.
+  // Warps of the producer. kRecordWarp brings records and queries. Keys are brought by one warp in
+  // boxes, or by three row by row. Keys of 8 bits are widened by all four; kRecordWarp then brings
+  // records and queries between blocks.
   static constexpr int kRecordWarp = 1;
   static constexpr int kGatherWarps = 3;
   static constexpr int kWideningWarps = 4;
 
-  // Named barriers. Weights of even and of odd blocks are ready; both consumer warpgroups; the
-  // threads of each warpgroup.
+  // Named barriers: from kWeightsBarrier on, weights of even and of odd blocks are ready; all
+  // consumers; from kOwnBarrier on, the threads of each warpgroup.
   static constexpr int kWeightsBarrier = 1;
   static constexpr int kConsumerBarrier = 3;
   static constexpr int kOwnBarrier = 4;
 
-  /// The row, in the work tile, of a consumer thread's accumulators: each thread has two rows. Both
-  /// warpgroups have all rows; `first` is 0.
+  /// The row, in the work tile, of a consumer thread's accumulators: each thread has two rows.
+  /// `first` is 0, as both warpgroups have all rows.
   static FLASHPLAN_DEVICE int row(int first, int thread, int half) {
     return first + thread / 32 * 16 + half * 8 + thread % 32 / 4;
   }

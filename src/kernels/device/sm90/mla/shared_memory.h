@@ -28,16 +28,16 @@ struct MlaWaitingMerge {
 ///      empty nobody reads it, and a tail, which logits alone read, may be written as soon as the
 ///      left part is empty. Phases are told apart by parity: block b is phase b / 2 of its slot.
 ///      A part is written again only after it was freed, so nobody falls two phases behind.
-///   2. A tile without steps (MlaContext::has_steps) has no block. Any other tile has at least one,
-///      also where it has no keys; producer and consumers compute the number in one function.
+///   2. A tile without steps (Sm90Context::has_steps) has no block. Any other tile has at least
+///      one, also where it has no keys; producer and consumers compute the number in one function.
 ///   3. `weights` has the weights of one block. The owner of a block writes them, makes them
 ///      visible to the tensor cores (fence of the async proxy), and arrives at the named barrier of
 ///      even or of odd blocks; the other warpgroup waits there. Before the owner writes, it has
-///      itself finished its product with the weights of the block before, which the other one
+///      itself finished its product with the weights of the block before, which the other warpgroup
 ///      wrote: all its warps wait for that product, and meet at their own barrier. So the
 ///      warpgroups take turns strictly: even weights, odd weights, even weights. Neither arrives
 ///      twice at a barrier before the other has waited once: between two arrivals it waits at the
-///      other barrier, or at 6.
+///      other barrier, or at kConsumerBarrier.
 ///   4. `shift` and `raised` belong to the weights: the owner writes them before it arrives, the
 ///      other warpgroup reads them behind its wait. Warp i of either warpgroup has the same rows,
 ///      and reads and writes only these.
@@ -47,16 +47,17 @@ struct MlaWaitingMerge {
 ///   6. After the last block of a tile, or of a chunk of it, both warpgroups write their sums of
 ///      weights and meet at kConsumerBarrier. So the next blocks find `weights`, `shift` and
 ///      `raised` unread. Sums have two buffers, because a warpgroup may write the next ones while
-///      the other one reads. Results are staged in `weights`: behind them the warpgroups meet there
-///      again, before the next weights are written.
+///      the other one reads. Results are staged in `weights`: then the warpgroups meet at
+///      kConsumerBarrier again, before the next weights are written.
 ///   7. Contexts: the record of work tile i is in entry i % kContexts, and behind the last tile is
-///      a record with is_end. The warp that writes records waits until all others have freed the
-///      entry's record before; consumers' warps, and warps that bring keys, free each record.
+///      a record with is_end. The warp that writes records waits until all readers have freed the
+///      entry's last record: the warps of consumers, and those that bring keys, free each record.
 ///      `num_states` belongs to the record: in batch-invariant plans, the states that the tile
 ///      writes if it belongs to a merge.
-///   8. `on_pages` is set to kSomeOffPages before the keys are announced. It stays so. `found` is
-///      for lists of keys alone: it belongs to the left part of its slot, and has a bit for each
-///      key of the block, bit i % 8 of byte i / 8, that says whether the cache has the key.
+///   8. `on_pages` is set to kSomeOffPages before keys on no page are announced, and stays so.
+///      `found` is for lists of keys alone: it belongs to the left part of its slot, and has a bit
+///      for each key of the block, bit i % 8 of byte i / 8, that says whether the cache has the
+///      key.
 ///   9. After the last tile, behind a barrier of all consumers, no bulk copies are under way, and
 ///      `waiting` is read.
 ///  10. Where values are tensors of their own, a slot has first the keys of its block, then, once
@@ -68,11 +69,11 @@ template <typename S>
 struct alignas(1024) MlaSharedMemory {
   static constexpr int kOperands = S::kHasValues ? 2 : 1;
 
-  // Left, right: of keys, then of values where they are tensors of their own.
+  // Each slot's left and right part: of keys, then of values that are tensors of their own.
   uint64_t full[kOperands * S::kSlots][2];
   uint64_t empty[kOperands * S::kSlots][2];
   alignas(8) uint8_t found[S::kSlots][S::kTileKv / 8];
-  uint64_t tail_full;  // keys of a block that ends with the request, before zeros are written
+  uint64_t tail_full;  // the boxes of a block that ends with the request; then zeros are written
   uint64_t q_full;
   uint64_t q_empty;
   uint64_t context_full[S::kContexts];
@@ -112,16 +113,16 @@ struct MlaSmem {
     return {base + FLASHPLAN_OFFSET_OF(Memory, full) + slot_of(block) * 16 + part * 8,
             block / S::kSlots & 1};
   }
-  /// The phase in which its place has become empty before.
+  /// The phase in which the place of this part has become empty before.
   FLASHPLAN_DEVICE MbarrierPhase emptied(uint32_t block, int part) const {
     return {empty(block, part), (block / S::kSlots & 1) ^ 1};
   }
   FLASHPLAN_DEVICE uint32_t empty(uint32_t block, int part) const {
     return base + FLASHPLAN_OFFSET_OF(Memory, empty) + slot_of(block) * 16 + part * 8;
   }
-  // The same for values that are tensors of their own. keys_read(): the phase in which the keys of
-  // the block have freed the place of its values; values_read(): that in which the values of the
-  // block before in the slot have freed the place of its keys.
+  // Phases of values that are tensors of their own. keys_read(): the phase in which the keys of the
+  // block have freed the place of its values; values_read(): that in which the values of the block
+  // before in the slot have freed the place of its keys.
   FLASHPLAN_DEVICE MbarrierPhase values_full(uint32_t block, int part) const {
     const MbarrierPhase of_keys = full(block, part);
     return {of_keys.barrier + S::kSlots * 16, of_keys.parity};
@@ -164,7 +165,7 @@ struct MlaSmem {
   FLASHPLAN_DEVICE uint32_t shift(int row) const {
     return base + FLASHPLAN_OFFSET_OF(Memory, shift) + row * 4;
   }
-  /// `number`: that of the state in the queue.
+  /// `number`: the number of the state in the queue.
   FLASHPLAN_DEVICE uint32_t sum(uint32_t number, int warpgroup, int row) const {
     return base + FLASHPLAN_OFFSET_OF(Memory, sums) +
            ((number % 2 * S::kWarpgroups + warpgroup) * S::kTileQ + row) * 4;

@@ -21,11 +21,11 @@ namespace flashplan::device {
 ///
 /// Each lane copies the bytes that it will widen itself. An item of 8 rows and 64 dims has 512 raw
 /// bytes, those of lane i at 16 * i, so that neither copies nor loads meet in a bank. Raw items lie
-/// in the second half of the memory that wide ones take. Those of the second 8 rows overlap only
-/// themselves and what the first 8 rows have left: a warp loads all raw items of 8 rows before it
-/// stores them, widened. Scales lie where the first wide items come, and so do page ids, or entries
-/// of a list, for a block that comes two blocks later: loads to registers would be waited for
-/// together with the right half.
+/// in the second half of the memory that wide ones take. Only wide items of the second 8 rows
+/// overlap raw ones: those of the first 8 rows, which are not needed any more, and their own, all
+/// of which a warp loads before it stores any. Scales lie where the first wide items come, and so
+/// do page ids, or entries of a list, for a block that comes two blocks later: loads to registers
+/// would be waited for together with the right half.
 ///
 /// How loads to registers are waited for is up to the compiler. It waits for all loads that are
 /// under way across a branch at once, so loads have no condition: rows that do not exist are loaded
@@ -65,7 +65,7 @@ class MlaStagedLoader : MlaWideningWarp<S> {
   static constexpr int kRawBytes = 32 * 16;  // of an item of all lanes
   static_assert(2 * kRawBytes == S::Half::kBlockBytes && 2 * kRawBytes == S::Tail::kGroupBytes);
 
-  /// The raw left half of block `number` is under way. See for_each_slot().
+  /// Fills the slot of block `number`, whose raw left half is under way. See for_each_slot().
   template <typename BlockAfter>
   FLASHPLAN_DEVICE Rows fill_slot(uint32_t number, bool has_next, const BlockAfter& block_after) {
     const bool is_empty = left_is_empty(number + 1);
@@ -157,8 +157,8 @@ class MlaStagedLoader : MlaWideningWarp<S> {
   FLASHPLAN_DEVICE uint32_t id_memory(uint32_t number) const {
     return Base::own_half(number, 0) + kRows * 16 + lane() * 4;
   }
-  /// Starts to copy the left half, the tail, the scales, and what find() needs for a block that is
-  /// filled two blocks later, as one group of copies.
+  /// Starts to copy the left half, the tail, the scales, and the ids that find() needs for a block
+  /// that is filled two blocks later, as one group of copies.
   FLASHPLAN_DEVICE void copy_left(uint32_t number, const Rows& rows, const Block& later) const {
     const uint32_t to = raw_half(number);
 #pragma unroll

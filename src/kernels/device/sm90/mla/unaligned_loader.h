@@ -7,7 +7,7 @@
 
 namespace flashplan::device {
 
-/// Each item is loaded, byte by byte, when it is stored.
+/// Loads each item byte by byte, right before it is widened and stored.
 template <typename S>
 class MlaUnalignedLoader : MlaWideningWarp<S> {
   using Base = MlaWideningWarp<S>;
@@ -65,7 +65,7 @@ class MlaUnalignedLoader : MlaWideningWarp<S> {
     Base::convert_copied_tail(number);
   }
 
-  /// What scale_of() needs for a half.
+  /// The scales of half of the dims, for scale_of().
   FLASHPLAN_DEVICE float load_scales(int part) const {
     if constexpr (!Widening::kHasScales) return 1.0F;
     const int row = lane() % Base::kRows;
@@ -74,7 +74,7 @@ class MlaUnalignedLoader : MlaWideningWarp<S> {
                                 (part * 2 + lane() / Base::kRows) * 4;
     return __uint_as_float(load(from, exists ? 4 : 0).x);
   }
-  /// The first `num_bytes` bytes of 16, and zeros.
+  /// The first `num_bytes` of the 16 bytes at `from`; zeros in place of the others.
   static FLASHPLAN_DEVICE uint4 load(const unsigned char* from, int num_bytes) {
     uint32_t words[4] = {};
 #pragma unroll

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys of 8 bits as numbers of the dtype of q.
+// How keys of 8 bits become numbers of the dtype of q.
 #pragma once
 
 #include "kernels/device/element.h"
@@ -7,15 +7,15 @@
 namespace flashplan::device {
 
 /// What rows of kKv look like, and how they become rows of kQ. Rows begin with kContentDims floats
-/// of 8 bits. In kFp8DsMla there are scales of 128 of them each behind them, and a tail of
-/// bfloat16; in other dtypes the tail has 8 bits, too.
+/// of 8 bits. In kFp8DsMla a float32 scale for each 128 of them follows, and a tail of bfloat16; in
+/// other dtypes the tail has 8 bits, too.
 template <DType kQ, DType kKv>
 struct MlaWidening {
   static constexpr bool kHasScales = kKv == DType::kFp8DsMla;
   static constexpr DType kContent = kHasScales ? DType::kFloat8E4M3 : kKv;
   static constexpr int kContentDims = 512;
   static constexpr int kDimsOfScale = 128;
-  // Where the tail begins, if it is in the same tensor, and its elements.
+  // In bytes: where the tail begins, if it is in the same tensor, and the size of its elements.
   static constexpr int kTailOffset = kContentDims + (kHasScales ? kContentDims / 128 * 4 : 0);
   static constexpr int kTailBytes = kHasScales ? 2 : 1;
 

@@ -13,9 +13,9 @@ namespace flashplan::device {
 /// rows lies together, so no warp has to wait for another one. A lane looks up one row; the lanes
 /// that load it get its address by a shuffle.
 ///
-/// A lane widens items: 16 numbers of a row. Of each 8 rows and 64 dims it has one item, in row
-/// lane / 4. So what it loads and stores lies at fixed distances from two addresses in the cache
-/// and one in shared memory.
+/// A lane widens items, each of which is 16 numbers of a row: of each 8 rows and 64 dims one, in
+/// row lane / 4. So what it loads and stores lies at fixed distances from two addresses in the
+/// cache and one in shared memory.
 template <typename S>
 class MlaWideningWarp : protected MlaKeyWarp<S> {
   using Base = MlaKeyWarp<S>;
@@ -86,7 +86,7 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
     Base::for_each_tile(begin_tile, fill_blocks);
   }
 
-  // These are computed where they are used: kept, they would take registers that others need.
+  // These are computed where they are used: there is no register to keep them in.
   FLASHPLAN_DEVICE int lane() const { return opaque(lane_); }
   FLASHPLAN_DEVICE int own_row() const { return first_row_ + lane() % kRows; }
   /// The row of a group that this lane widens.
@@ -100,7 +100,7 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
   }
   /// Finds the rows of a block. Zeros replace rows past the last key, rows of keys that no query
   /// sees, and rows of keys that are not in the cache: what lies there may be NaN, and 0 * NaN is
-  /// NaN. Their address is that of a query, which can be loaded.
+  /// NaN. Their address becomes that of q, from which anything may be loaded.
   FLASHPLAN_DEVICE Rows find(const Block& block, int32_t id) const {
     const int row = own_row();
     KeyPlace place = places_.find(block.kv_row, block.key + row, id);
@@ -170,7 +170,8 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
 
   // A tail of 16 bits is copied as it is, four rows at a time.
   static constexpr int kTailCopies = kHasTail && !kTailHas8Bits ? kRows / 4 : 0;
-  /// The row and the 16 bytes of copy number `i` of this lane, in the cache and in the slot.
+  /// The 16 bytes of copy number `i` of this lane in the cache, whether their row exists, and where
+  /// they go in the slot.
   FLASHPLAN_DEVICE const unsigned char* copied_tail(const Rows& rows, int i) const {
     return shuffled_pointer(rows.own, kRows + i * 4 + lane() / 8) + lane() % 8 * 16;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warp of the sm90_wide producer that brings keys and values: by boxes of tensor maps, or row
-// by row what they do not describe.
+// The warp of the sm90_wide producer that brings keys and values: by boxes of tensor maps or, where
+// these cannot, row by row.
 #pragma once
 
 #include "kernels/device/sm90/mla/key_loader.h"
@@ -92,7 +92,7 @@ class WideKvLoader : MlaKeyWarp<S> {
             exists && is_seen && !on_page};
   }
 
-  /// Brings keys and values of a block to the L2 cache, if that is this CTA's turn.
+  /// Brings keys and values of a block to the L2 cache, if this CTA is to prefetch the block.
   FLASHPLAN_DEVICE void prefetch(const Block& block, int32_t head, int32_t id) const {
     if (!block.is_prefetched || block.count == 0 || !has_boxes(block)) return;
     const Place keys = place(true, block, head, id);
@@ -134,8 +134,8 @@ class WideKvLoader : MlaKeyWarp<S> {
     if (is_key) Base::report_pages(!own.is_off_page);
     const int box_bytes = p_.maps.box_rows * S::kHalfDims * 2;
     const int num_boxes = __popc(__ballot_sync(0xffffffffU, own.exists));
-    // Values past the last key must be zeros, since 0 * NaN is NaN. They are overwritten before the
-    // consumers see the block. Keys need no zeros: logits past the last key are masked.
+    // Values past the last key must be zeros, since 0 * NaN is NaN: hide_rows() writes these before
+    // the consumers see the block. Keys need no zeros: logits past the last key are masked.
     const bool hides = !is_key && block.count < S::kTileKv;
 #pragma unroll 1
     for (int part = 0; part < 2; ++part) {

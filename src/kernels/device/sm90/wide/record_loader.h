@@ -57,7 +57,7 @@ class WideRecordLoader {
     ++tile_;
   }
 
-  /// Writes the record of the next kv head, and announces it. After the last one comes one more
+  /// Writes the record of the next kv head, and announces it. After the last tile comes one more
   /// record, which marks the end.
   FLASHPLAN_DEVICE void load_record() {
     const int32_t i = num_records_++;
@@ -84,7 +84,7 @@ class WideRecordLoader {
     ++head_;
   }
 
-  /// Makes the record that of one kv head. Tiles of merges have one (WorkTile::num_kv_heads).
+  /// Finishes the record of one kv head. A tile of a merge has only one (WorkTile::num_kv_heads).
   FLASHPLAN_DEVICE void finish(Sm90Context& context, int32_t& num_states) const {
     WorkTile& tile = context.tile;
     num_states = 1;
@@ -96,7 +96,7 @@ class WideRecordLoader {
     tile.num_kv_heads = 1;
   }
 
-  /// Loads the queries of a tile with steps, when those of the one before are not needed any more.
+  /// Loads the queries of a tile with steps, when those of the tile before are not needed any more.
   FLASHPLAN_DEVICE void load_queries(const Sm90Context& context) {
     mbarrier_wait(smem_.q_empty(), (num_loaded_ & 1) ^ 1);
     ++num_loaded_;
@@ -109,8 +109,8 @@ class WideRecordLoader {
     }
   }
 
-  /// Rows past the last one are those of other requests. Each row of a product depends on its own
-  /// query alone, and nobody reads the results of these rows.
+  /// Loads queries by boxes. Rows past the last one get queries of other requests: each row of a
+  /// product depends on its own query alone, and nobody reads the results of these rows.
   FLASHPLAN_DEVICE void load_by_map(const PackedRows& rows, int32_t kv_head) const {
     const Divisor& group_size = p_.schedule.group_size;
     if (lane_ == 0) mbarrier_arrive_expect(smem_.q_full(), S::kQBytes);
@@ -121,7 +121,7 @@ class WideRecordLoader {
                 static_cast<int>(rows.token(0, group_size)));
   }
 
-  /// The same for tensors that no map describes.
+  /// Copies queries, which no tensor map describes, row by row.
   static __device__ __noinline__ void copy_queries(const AttentionParams& p, uint32_t to,
                                                    uint32_t full, PackedRows rows,
                                                    int32_t kv_head) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of keys and values that no box of a tensor map brings: row by row, by one warp.
+// Copies keys and values that no box of a tensor map brings: row by row, by one warp.
 #pragma once
 
 #include "kernels/device/key_tail.h"
@@ -30,7 +30,7 @@ struct WideBlock {
 /// Copies half of the dims of a block's keys or values, from dim `first_dim` on, and announces it
 /// at `full`. Zeros replace rows past the last key: 0 * NaN is NaN. Keys that no row sees are
 /// replaced by copies of the first one that some row sees. Keys on no page of the cache become
-/// zeros, which the word at `on_pages` then says. Not inlined: few plans need it often.
+/// zeros, and the word at `on_pages` kSomeOffPages. Not inlined: few plans need it often.
 template <typename S>
 __device__ __noinline__ void copy_wide_rows(const AttentionParams& p, bool is_key, uint32_t to,
                                             uint32_t full, WideBlock block, int first_dim,
