@@ -7,6 +7,7 @@
 
 #include "kernels/device/sm80/attention.h"
 #include "kernels/families.h"
+#include "kernels/named_kernel.h"
 
 namespace flashplan {
 
@@ -54,15 +55,7 @@ template <DType kQ, DType kKv, int kHeadDimQk, int kHeadDimVo, bool kSoftcap>
 Kernel make_sm80_kernel(std::string_view name, Architecture architecture) noexcept {
   using Variant = std::conditional_t<kSoftcap, device::Softcap, device::Standard>;
   using Choices = device::Traits<kQ, kKv, kHeadDimQk, kHeadDimVo, Variant>;
-  Kernel kernel;
-  kernel.name = name;
-  kernel.family = &kSm80Family;
-  kernel.architecture = architecture;
-  kernel.q_dtype = kQ;
-  kernel.kv_dtype = kKv;
-  kernel.head_dim_qk = kHeadDimQk;
-  kernel.head_dim_vo = kHeadDimVo;
-  kernel.softcap = kSoftcap;
+  Kernel kernel = make_named_kernel<Choices>(name, &kSm80Family, architecture);
   // Heads of 80 dims have code of their own, because it would make that for 128 dims slower.
   constexpr bool kHas80Dims =
       kHeadDimQk == 128 && kHeadDimVo == 128 && kQ == kKv && item_size(kKv) > 1;

@@ -8,6 +8,7 @@
 #include "kernels/device/sm90/attention.h"
 #include "kernels/device/traits.h"
 #include "kernels/families.h"
+#include "kernels/named_kernel.h"
 
 namespace flashplan {
 
@@ -45,16 +46,8 @@ struct WithKeyTails : Choices {
 template <typename Choices>
 Kernel make_hopper_kernel(std::string_view name, const KernelFamily* family,
                           Architecture architecture) noexcept {
-  Kernel kernel;
-  kernel.name = name;
-  kernel.family = family;
-  kernel.architecture = architecture;
-  kernel.q_dtype = Choices::kQ;
+  Kernel kernel = make_named_kernel<Choices>(name, family, architecture);
   if (device::Sm90Shape<Choices>::kTakesNarrowQueries) kernel.narrow_q_dtype = Choices::kKv;
-  kernel.kv_dtype = Choices::kKv;
-  kernel.head_dim_qk = Choices::kHeadDimQk;
-  kernel.head_dim_vo = Choices::kHeadDimVo;
-  kernel.softcap = std::is_same_v<typename Choices::Variant, device::Softcap>;
   kernel.geometry = sm90_geometry<Choices>();
   kernel.tuning =
       sm90_tuning(kernel.geometry.tile_kv, kernel.geometry.gathers, kernel.geometry.prepares_some);

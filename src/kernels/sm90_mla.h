@@ -7,29 +7,28 @@
 #include "kernels/device/sm90/mla/attention.h"
 #include "kernels/device/traits.h"
 #include "kernels/families.h"
+#include "kernels/named_kernel.h"
 
 namespace flashplan {
+
+/// The geometry of the kernels whose warpgroups have half of the columns each.
+template <typename S>
+constexpr KernelGeometry mla_geometry() {
+  return {.tile_q = S::kTileQ,
+          .tile_kv = S::kTileKv,
+          .bodies = {{{S::kTileQ, S::kSlots}}},
+          .queues_per_processor = 1,
+          .threads = S::kThreads,
+          .smem_bytes = device::MlaSmem<S>::kBytes,
+          .uses_tensor_maps = true};
+}
 
 template <DType kQ, DType kKv, int kHeadDimQk, int kHeadDimVo, bool kSoftcap>
 Kernel make_sm90_mla_kernel(std::string_view name, Architecture architecture) noexcept {
   static_assert(!kSoftcap);
   using Choices = device::Traits<kQ, kKv, kHeadDimQk, kHeadDimVo, device::Standard>;
-  using S = device::MlaShape<Choices>;
-  Kernel kernel;
-  kernel.name = name;
-  kernel.family = &kSm90MlaFamily;
-  kernel.architecture = architecture;
-  kernel.q_dtype = kQ;
-  kernel.kv_dtype = kKv;
-  kernel.head_dim_qk = kHeadDimQk;
-  kernel.head_dim_vo = kHeadDimVo;
-  kernel.geometry.tile_q = S::kTileQ;
-  kernel.geometry.tile_kv = S::kTileKv;
-  kernel.geometry.bodies[0] = {S::kTileQ, S::kSlots};
-  kernel.geometry.queues_per_processor = 1;
-  kernel.geometry.threads = S::kThreads;
-  kernel.geometry.smem_bytes = device::MlaSmem<S>::kBytes;
-  kernel.geometry.uses_tensor_maps = true;
+  Kernel kernel = make_named_kernel<Choices>(name, &kSm90MlaFamily, architecture);
+  kernel.geometry = mla_geometry<device::MlaShape<Choices>>();
   kernel.tuning = sm90_mla_tuning();
   const auto code = reinterpret_cast<const void*>(&device::sm90_mla_kernel<Choices>);
   kernel.code.few_rows_first = code;

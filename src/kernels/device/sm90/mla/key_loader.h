@@ -130,6 +130,27 @@ class MlaKeyWarp {
   FLASHPLAN_DEVICE void report_pages(bool on_page) const {
     if (__all_sync(0xffffffffU, on_page) == 0) store_shared_4(smem_.on_pages(), kSomeOffPages);
   }
+  /// Writes zeros behind the last row of a block, once its boxes have arrived, and announces both
+  /// parts at the barriers that full(part) returns.
+  template <typename Full>
+  FLASHPLAN_DEVICE void hide_rows(const Block& block, uint32_t number, Full full) {
+    if (lane_ == 0) mbarrier_arrive(smem_.tail_full());
+    mbarrier_wait(smem_.tail_full(), tail_parity_);
+    tail_parity_ ^= 1;
+#pragma unroll 1
+    for (int row = block.count + lane_ / 8; row < S::kTileKv; row += 4) {
+#pragma unroll 1
+      for (int i = 0; i < 2 * S::Half::kBlocks; ++i) {
+        const int part = i / S::Half::kBlocks;
+        store_shared_16(
+            smem_.half(number, part) + S::Half::offset(row, i % S::Half::kBlocks * 8 + lane_ % 8),
+            {0, 0, 0, 0});
+      }
+    }
+    fence_async_proxy();
+    __syncwarp();
+    if (lane_ < 2) mbarrier_arrive(full(lane_));
+  }
   static FLASHPLAN_DEVICE void wait(MbarrierPhase phase) {
     mbarrier_wait(phase.barrier, phase.parity);
   }
@@ -145,6 +166,9 @@ class MlaKeyWarp {
   const AttentionParams& p_;
   const MlaSmem<S> smem_;
   const int lane_;
+
+ private:
+  uint32_t tail_parity_ = 0;  // of tail_full()
 };
 
 /// One warp; lane i brings box i of a block.
@@ -234,30 +258,10 @@ class MlaBoxLoader : MlaKeyWarp<S> {
         }
       }
     }
-    if (hides) hide_rows(block, number);
-  }
-
-  /// Writes zeros behind the last key, once the boxes have arrived, and announces the block.
-  FLASHPLAN_DEVICE void hide_rows(const Block& block, uint32_t number) {
-    if (lane_ == 0) mbarrier_arrive(smem_.tail_full());
-    mbarrier_wait(smem_.tail_full(), tail_parity_);
-    tail_parity_ ^= 1;
-#pragma unroll 1
-    for (int row = block.count + lane_ / 8; row < S::kTileKv; row += 4) {
-#pragma unroll 1
-      for (int i = 0; i < 2 * S::Half::kBlocks; ++i) {
-        const int part = i / S::Half::kBlocks;
-        store_shared_16(
-            smem_.half(number, part) + S::Half::offset(row, i % S::Half::kBlocks * 8 + lane_ % 8),
-            {0, 0, 0, 0});
-      }
+    if (hides) {
+      Base::hide_rows(block, number, [&](int part) { return smem_.full(number, part).barrier; });
     }
-    fence_async_proxy();
-    __syncwarp();
-    if (lane_ < 2) mbarrier_arrive(smem_.full(number, lane_).barrier);
   }
-
-  uint32_t tail_parity_ = 0;
 };
 
 }  // namespace flashplan::device

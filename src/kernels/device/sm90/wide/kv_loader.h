@@ -154,29 +154,11 @@ class WideKvLoader : MlaKeyWarp<S> {
                     loaded, 0, own.row, part * kBlocksOfHalf, own.group, own.slab);
       }
     }
-    if (hides) hide_rows(block, number);
-  }
-
-  /// Writes zeros behind the last value, once the boxes have arrived, and announces the block.
-  FLASHPLAN_DEVICE void hide_rows(const Block& block, uint32_t number) {
-    if (lane_ == 0) mbarrier_arrive(smem_.tail_full());
-    mbarrier_wait(smem_.tail_full(), tail_parity_);
-    tail_parity_ ^= 1;
-#pragma unroll 1
-    for (int row = block.count + lane_ / 8; row < S::kTileKv; row += 4) {
-#pragma unroll 1
-      for (int i = 0; i < 2 * kBlocksOfHalf; ++i) {
-        store_shared_16(smem_.half(number, i / kBlocksOfHalf) +
-                            S::Half::offset(row, i % kBlocksOfHalf * 8 + lane_ % 8),
-                        {0, 0, 0, 0});
-      }
+    if (hides) {
+      Base::hide_rows(block, number,
+                      [&](int part) { return smem_.values_full(number, part).barrier; });
     }
-    fence_async_proxy();
-    __syncwarp();
-    if (lane_ < 2) mbarrier_arrive(smem_.values_full(number, lane_).barrier);
   }
-
-  uint32_t tail_parity_ = 0;
 };
 
 }  // namespace flashplan::device

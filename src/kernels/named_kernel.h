@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the Kernels of all GPU families take from their compile-time choices in the same way.
+#pragma once
+
+#include <string_view>
+#include <type_traits>
+
+#include "kernels/device/traits.h"
+#include "kernels/families.h"
+
+namespace flashplan {
+
+/// A kernel with its names, dtypes and head dims. Geometry, tuning and code are the family's to
+/// set.
+template <typename Choices>
+Kernel make_named_kernel(std::string_view name, const KernelFamily* family,
+                         Architecture architecture) noexcept {
+  Kernel kernel;
+  kernel.name = name;
+  kernel.family = family;
+  kernel.architecture = architecture;
+  kernel.q_dtype = Choices::kQuery;
+  kernel.kv_dtype = Choices::kKv;
+  kernel.head_dim_qk = Choices::kHeadDimQk;
+  kernel.head_dim_vo = Choices::kHeadDimVo;
+  kernel.softcap = std::is_same_v<typename Choices::Variant, device::Softcap>;
+  return kernel;
+}
+
+}  // namespace flashplan
