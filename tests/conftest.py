@@ -111,6 +111,15 @@ def torch(request):
     return _import("torch", request)
 
 
+@pytest.fixture
+def flash(torch):
+    """flashplan.flash_attn, without gradients."""
+    import flashplan.flash_attn
+
+    with torch.no_grad():
+        yield flashplan.flash_attn
+
+
 @pytest.fixture(scope="session")
 def transformers(request):
     return _import("transformers", request)

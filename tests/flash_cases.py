@@ -304,3 +304,13 @@ def check_kvcache_append(device, rng, call, flash, ragged):
 
 
 assert ml_dtypes.bfloat16  # registers the names of dtypes with NumPy
+
+
+def arguments_of(torch, name):
+    """Positional arguments of a small valid call of this function."""
+    q, k = torch.ones(2, 1, 4, 64), torch.ones(2, 16, 2, 64)
+    if name != "flash_attn_varlen_func":
+        return [q, k, k]
+    ends_q, ends_k = torch.arange(3), torch.arange(3) * 16
+    rows = (q.flatten(0, 1), k.flatten(0, 1), k.flatten(0, 1))
+    return [*rows, ends_q, ends_k, 1, 16]

@@ -112,7 +112,7 @@ FIRST = {
     "python/flashplan/attention": ["pytest:test_api test_describe"],
     "python/flashplan/runs": ["pytest:test_api test_attention"],
     "python/flashplan/transformers": ["pytest:test_transformers test_transformers_models"],
-    "python/flashplan/flash_": ["pytest:test_flash_attn"],
+    "python/flashplan/flash_": ["pytest:test_flash_attn test_flash_plans test_flash_packed"],
     "python/flashplan/flashinfer": [
         "pytest:test_flashinfer_batch test_flashinfer_graphs test_flashinfer_single",
         "pytest:test_flashinfer_cascade test_flashinfer_names test_flashinfer_page",

@@ -8,19 +8,11 @@ import pytest
 
 import flash_cases
 import flashplan as fp
-from flash_cases import CALLS, Batch, Call
+from flash_cases import CALLS, Batch, Call, arguments_of
 from frameworks import Torch
 
 EVERY = pytest.mark.parametrize("call", CALLS, ids=str)
 FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
-
-
-@pytest.fixture
-def flash(torch):
-    import flashplan.flash_attn
-
-    with torch.no_grad():
-        yield flashplan.flash_attn
 
 
 @pytest.fixture
@@ -167,16 +159,6 @@ REFUSED = {
 }
 
 
-def arguments_of(torch, name):
-    """Positional arguments of a small valid call of this function."""
-    q, k = torch.ones(2, 1, 4, 64), torch.ones(2, 16, 2, 64)
-    if name != "flash_attn_varlen_func":
-        return [q, k, k]
-    ends_q, ends_k = torch.arange(3), torch.arange(3) * 16
-    rows = (q.flatten(0, 1), k.flatten(0, 1), k.flatten(0, 1))
-    return [*rows, ends_q, ends_k, 1, 16]
-
-
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_is_refused(torch, flash, name):
     function = getattr(flash, name)
@@ -320,83 +302,6 @@ def test_append_of_16_bits_to_an_8_bit_cache(torch, flash):
     )
     assert torch.allclose(o, torch.tensor(3.0))
     assert caches[1][0, 0, :, 0].float().tolist() == [1.5, 6.0]
-
-
-def test_remembered_lengths(torch):
-    """A copy is reused until the tensor is written to, replaced, or gone."""
-    from flashplan.flash_plans import _Copied
-
-    ends = torch.arange(4)
-    copied = _Copied((ends,), [[0, 1, 2, 3]])
-    assert copied.is_of((ends,))
-    assert not copied.is_of((ends, ends))
-    assert not copied.is_of((ends.clone(),))
-    assert not copied.is_of((ends[:],))
-    ends.add_(1)
-    assert not copied.is_of((ends,))
-
-
-def test_a_capture_takes_what_was_planned(torch, flash, monkeypatch):
-    """Of the last call with the same shapes, which later calls leave alone."""
-    from flashplan import flash_plans, flash_runs
-
-    plans = flash_plans.Plans()
-    monkeypatch.setattr(flash_runs, "_plans", plans)
-    q, k, v = arguments_of(torch, "flash_attn_with_kvcache")
-    call = flash.flash_attn_with_kvcache
-    wanted = call(q, k, v)
-    capturing = True
-    monkeypatch.setattr(flash_plans, "is_capturing", lambda device: capturing)
-    with pytest.raises(RuntimeError, match="^q: expected a call with the same shapes and options"):
-        call(q, k[:, :9], v[:, :9])
-    assert torch.equal(call(q, k, v), wanted)
-    (captured,) = (planned for group in plans._captured.values() for planned in group)
-    capturing = False
-    call(q, k[:, :16:2], v[:, :16:2])
-    call(q, k, v)
-    assert captured.step == ("equal", 2, 1, 16)
-    capturing = True
-    assert torch.equal(call(q, k, v), wanted)
-
-
-def test_a_capture_of_lengths_on_the_host(torch, flash, monkeypatch):
-    from flashplan import flash_runs
-
-    rows = arguments_of(torch, "flash_attn_varlen_func")
-    flash.flash_attn_varlen_func(*rows)
-    monkeypatch.setattr(flash_runs, "is_capturing", lambda device: True)
-    with pytest.raises(
-        fp.UnsupportedError, match="^cu_seqlens_q: .* while a CUDA graph is captured"
-    ):
-        flash.flash_attn_varlen_func(*rows)
-
-
-def test_only_so_many_objects_are_kept(torch, flash, monkeypatch):
-    from flashplan import flash_plans, flash_runs
-
-    plans = flash_plans.Plans()
-    monkeypatch.setattr(flash_runs, "_plans", plans)
-    monkeypatch.setattr(flash_plans, "MAX_KEPT", 3)
-    q, k, v = arguments_of(torch, "flash_attn_func")
-    for scale in (0.1, 0.2, 0.3, 0.1, 0.4):
-        flash.flash_attn_func(q, k, v, softmax_scale=scale)
-    assert len(plans._kept) == 3
-    assert any(0.1 in key for key in plans._kept)
-    assert not any(0.2 in key for key in plans._kept)
-
-
-def test_all_objects_share_a_workspace(torch, flash, monkeypatch):
-    from flashplan import flash_plans, flash_runs
-
-    plans = flash_plans.Plans()
-    monkeypatch.setattr(flash_runs, "_plans", plans)
-    q, k, v = arguments_of(torch, "flash_attn_func")
-    with torch.inference_mode():
-        for scale in (0.1, 0.2):
-            flash.flash_attn_func(q, k, v, softmax_scale=scale)
-    (workspace,) = plans._workspaces.values()
-    assert not workspace.is_inference()
-    assert len(plans._kept) == 2
 
 
 def test_torch_takes_it_as_flash_attention(torch, flash, rng):

@@ -15,14 +15,6 @@ CACHED = [30, 0, 7]  # keys before the new ones
 ENDS = [0, 3, 3, 8]
 
 
-@pytest.fixture
-def flash(torch):
-    import flashplan.flash_attn
-
-    with torch.no_grad():
-        yield flashplan.flash_attn
-
-
 def normal(torch, random, *shape):
     return torch.randn(shape, generator=random)
 
