@@ -96,7 +96,8 @@ BoundRun* bind(nb::handle_t<PyPlan> plan, const TensorTuple& tensors, nb::handle
   return new BoundRun(plan, {tensors, pdl, variant_arguments}, result);
 }
 
-/// Plan.check_device_data(). By default its stream is that of the first given tensor's framework.
+/// Plan.check_device_data(). By default it runs on the current stream of the framework that the
+/// first given tensor belongs to.
 void check_device_data(PyPlan& plan, nb::handle block_table, nb::handle page_indptr,
                        nb::handle page_indices, int64_t num_pages, nb::handle kv_lens,
                        nb::handle slot_mapping, nb::handle stream) {

@@ -148,8 +148,8 @@ std::span<const Kernel> cuda::kernels() noexcept {
   set(${out_targets} ${targets} PARENT_SCOPE)
 endfunction()
 
-# Adds to `target` the kernels of sample(): sources for ways to draw and dtypes of logits, so that
-# compilers work side by side. Two ways share a source, since their kernels call the same functions.
+# Adds the kernels of sample() to `target`: a source for each way to draw and each dtype of logits,
+# which are compiled in parallel. Two ways share a source, since their kernels call the same functions.
 function(flashplan_add_sampler target)
   foreach(ways plain counted_stream cluster)
     string(REPLACE "_" ";" each_way ${ways})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of the page "End to end", from a record of bench/serving: docs/blocks.py puts them there.
 
-Numbers are medians over the runs of a setting, which differ in their seeds.
+Each number is the median over the runs of a setting, each of which had another seed.
 """
 
 import json

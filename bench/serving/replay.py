@@ -153,7 +153,7 @@ class Replay:
     def time_step(self, library: Library, step: Step, caches: list) -> dict[str, Any]:
         q, out = self.of_step(step)
         library.prepare(step, *caches[0])
-        # Once: some libraries see that lengths are those of the plan before.
+        # Planned once: some libraries do less if the lengths are those of the plan before.
         begin = time.perf_counter()
         run = library.plan(step)
         plan_ms = 1e3 * (time.perf_counter() - begin)

@@ -92,11 +92,10 @@ FLASHPLAN_API Status sample(const TensorView& logits, const SampleOptions& optio
                             const SampleOutputs& outputs, Stream stream = nullptr) noexcept;
 
 /// Writes to out [batch, vocab] float32 the distribution that sample() draws from with these
-/// options: the probabilities of the tokens that the filters keep, and 0 for the others. Their sum
-/// differs from 1 by at most vocab * 2^-31, because they are divided by the sum of weights that
-/// sample() has rounded. If the input is logits, a probability below 2^-32 of the largest one may
-/// become 0. With
-/// from_probs and top_k or top_p this renormalises probabilities. `options.rows` must be empty;
+/// options: the probabilities of the tokens that the filters keep, and 0 for the others. Weights
+/// are rounded as in sample(), so the sum of a row differs from 1 by at most vocab * 2^-31. If the
+/// input is logits, a probability below 2^-32 of the largest one may become 0. With from_probs and
+/// top_k or top_p this renormalises probabilities. `options.rows` must be empty;
 /// seeds and offsets are not used. `out` may be logits of float32. `status` [batch] int32 gets a
 /// SampleError, or is empty.
 ///

@@ -224,7 +224,7 @@ def flash_attn_varlen_func(
         out: where o is written; default: a new tensor.
         return_softmax_lse: whether to return (o, lse), lse [heads, tokens] float32.
 
-    The other arguments are those of flash_attn_func, and so are the errors.
+    flash_attn_func describes the other arguments, and the errors.
 
     Returns:
         o [tokens, heads, head_dim], or (o, lse).

@@ -102,7 +102,7 @@ def flash_attn_with_kvcache(
         q_descale, k_descale, v_descale: float32 scales of 8-bit queries and caches, [kv_heads] or
             [batch_size, kv_heads], which are the same for all sequences. Ignored with 16 bits.
 
-    The other arguments are those of flash_attn_func, and so are the errors.
+    flash_attn_func describes the other arguments, and the errors.
 
     Returns:
         o, shaped like q, or (o, lse).

@@ -14,8 +14,8 @@ from flashplan.variant import Variant
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# A window to the right that reaches farther hides nothing. Scalars of a variant are float32, which
-# is exact up to here.
+# The largest number of keys to the right that a window is given: scalars of a variant are float32,
+# in which larger integers are not exact. No sequence is so long, so a larger window hides nothing.
 _FARTHEST = 1 << 24
 
 

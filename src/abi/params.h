@@ -36,8 +36,8 @@ struct ScheduleParams {
   Arrivals* arrivals = nullptr;          // [merges]; zero between runs
   const int32_t* mask_begins = nullptr;  // [batch_size] or kAtFirstQuery; null without a mask
   int32_t num_ctas = 0;
-  /// Whether the kernel before this one on the stream belongs to the same run, and this one runs
-  /// beside it: this kernel then waits for that one before it ends, not before it begins.
+  /// Whether this kernel runs beside the kernel before it on the stream, which belongs to the same
+  /// run. It then waits for that kernel's end before it ends, instead of before it begins.
   bool beside_last = false;
 };
 

@@ -110,8 +110,8 @@ inline int32_t preference_of_sm90_wide(const AttentionOptions& options, BatchKin
   return has_whole_blocks && has_boxes(options) && is_faster ? 1 : -2;
 }
 
-/// wgmma, TMA and mbarriers for more than 256 dims: two warpgroups have half of the columns each,
-/// as in sm90_mla.
+/// wgmma, TMA and mbarriers for more than 256 dims: each of two warpgroups has half of the columns
+/// of o, as in sm90_mla.
 inline constexpr KernelFamily kSm90WideFamily = {.name = "sm90_wide",
                                                  .device = DeviceType::kCuda,
                                                  .group = KernelGroup::kHopper,

@@ -168,7 +168,7 @@ fp::Batch ModelBackend::batch_of(const Step& step) {
   batch.qo_indptr = step.qo_indptr.data();
   batch.kv_lens = step.kv_lens.data();
   batch.batch_size = step.batch_size();
-  // Batch-invariant plans read no prefix together, nor do those that rotate keys.
+  // Batch-invariant plans do not share prefixes, and neither do plans that rotate keys.
   if (options_.shares_prefixes && !options_.batch_invariant && !options_.rotates_in_attention) {
     fp::HostPageTable table;
     table.page_indptr = host_indices(step.page_indptr);

@@ -269,8 +269,9 @@ class BatchPODWithPagedKVCacheWrapper:
             custom_mask_p, packed_custom_mask_p: take the place of causal_p. With a mask, each run
                 plans the prompts again.
             q_scale, k_scale, v_scale: of the decodes.
+            use_fp16_qk_reduction, enable_pdl: ignored.
 
-        The other arguments are those of `BatchPrefillWithPagedKVCacheWrapper.run`, or are ignored.
+        The other arguments are those of `BatchPrefillWithPagedKVCacheWrapper.run`.
         """
         has_mask = custom_mask_p is not None or packed_custom_mask_p is not None
         if has_mask or self._has_mask:

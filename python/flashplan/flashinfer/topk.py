@@ -44,7 +44,8 @@ def top_k(
         sorted: whether elements are in descending order; else in any order.
         tie_break: a `TopKTieBreak`. Other ones than NONE sort the rows, which takes longer.
 
-    The other arguments have no effect: results are repeatable, and CUDA graphs can capture them.
+    `deterministic` and `dsa_graph_safe` have no effect: results are always repeatable, and CUDA
+    graphs can always capture the call.
 
     Returns:
         (values [rows, k] of the dtype of input, indices int64 [rows, k]).

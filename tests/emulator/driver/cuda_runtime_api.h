@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // In the place of the runtime's header, for src/cuda/tensor_maps.cpp: its "driver" encodes maps for
-// the emulator. The functions are not external, so that they can not meet those of a real runtime.
+// the emulator. The functions have internal linkage, so that they do not clash with a real
+// runtime's.
 #pragma once
 
 #include <cuda.h>

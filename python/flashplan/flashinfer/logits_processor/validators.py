@@ -10,7 +10,7 @@ from flashplan.flashinfer.logits_processor.op import Op
 from flashplan.flashinfer.logits_processor.operators import SoftmaxOp
 from flashplan.flashinfer.logits_processor.types import TensorType
 
-# Takes the operators of a pipeline; raises CompileError if they do not form a valid one.
+# A check of a pipeline's operators, which raises CompileError if they can not follow each other.
 ValidityCheck: TypeAlias = Callable[[list[Op]], None]
 
 

@@ -159,8 +159,8 @@ __device__ void draw_from_blocks(Row& row, const Masses& masses, const sampling:
       [&](int i, uint32_t weight) { found(b * sampling::kBlock + i, weight, block); });
 }
 
-/// Draws the token of a try, and sends it, or 0 if it is not in this CTA's part, to all CTAs. One
-/// warp calls it for each try.
+/// Draws the token of a try, and sends it to all CTAs. Sends 0 if the token is not in this CTA's
+/// part of the row. One warp calls it for each try.
 template <class Row>
 __device__ void send_try(Row& row, const Masses& masses, int index) {
   uint64_t token = 0;

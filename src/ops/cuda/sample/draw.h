@@ -90,8 +90,8 @@ __device__ Place pick(Row& row, uint64_t mass, uint64_t ties, uint64_t ties_befo
           __shfl_sync(~0U, ties_before, index), total};
 }
 
-/// The segment of a thread begins at this element. Segments are of an odd number of words, so
-/// that the words that threads read at once are in different banks of shared memory.
+/// The element at which a thread's segment begins. A segment has an odd number of words, so that
+/// the words that a warp reads at once are in different banks of shared memory.
 template <class Row>
 __device__ int begin_of_segment(Row& row, int thread) {
   const int num_words = (row.part.count() + 3) / 4;

@@ -10,11 +10,11 @@
 namespace flashplan::device {
 
 /// Warp w has rows [16 w, 16 w + 16) of each block. In both parts of a slot, the memory of these
-/// rows lies together, so no warp has to wait for another one. A lane looks up one row; the lanes
-/// that load it get its address by a shuffle.
+/// rows lies together, so no warp has to wait for another one. Each lane looks up one row; the
+/// lanes that load the row get its address from that lane by a shuffle.
 ///
-/// A lane widens items, each of which is 16 numbers of a row: of each 8 rows and 64 dims one, in
-/// row lane / 4. So what it loads and stores lies at fixed distances from two addresses in the
+/// Lanes widen items of 16 numbers of a row. Of each 8 rows and 64 dims, lane i has one item, in
+/// row i / 4. So all that a lane loads and stores lies at fixed distances from two addresses in the
 /// cache and one in shared memory.
 template <typename S>
 class MlaWideningWarp : protected MlaKeyWarp<S> {
@@ -47,13 +47,13 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
     uint32_t existing;         // bit i: whether row i exists; others become zeros
   };
 
-  /// Brings records and queries, if this warp is the one that does, and walks over the blocks of
-  /// the queue. For the first block of each tile it calls begin(its number in the queue,
-  /// block_after), when `rows_` are its rows. For each block it then calls fill(its number in the
-  /// queue, whether the tile has a next block, block_after). Then `rows_` are those of the block
-  /// and `next_` those of the next one; fill() returns those of the block after it. block_after(n)
-  /// is the n-th block after this one. `queue_word`: what MlaRecordLoader::request_queue()
-  /// returned.
+  /// Walks over the blocks of the queue; the warp with number kRecordWarp also brings the records
+  /// of tiles and their queries. For the first block of each tile this calls begin(number,
+  /// block_after), with the block's rows in `rows_`. For each block it then calls fill(number,
+  /// has_next, block_after), with the block's rows in `rows_` and those of the next block in
+  /// `next_`; fill() returns the rows of the block after the next one. `number`: of the block in
+  /// the queue. `has_next`: whether the tile has a next block. block_after(n) is the n-th block
+  /// after this one. `queue_word`: what MlaRecordLoader::request_queue() returned.
   template <typename Begin, typename Fill>
   FLASHPLAN_DEVICE void for_each_slot(uint32_t queue_word, Begin begin, Fill fill) {
     MlaRecordLoader<S> records(p_, smem_);
@@ -86,7 +86,8 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
     Base::for_each_tile(begin_tile, fill_blocks);
   }
 
-  // These are computed where they are used: there is no register to keep them in.
+  // The next functions are called wherever their results are used: no register is left to keep
+  // them.
   FLASHPLAN_DEVICE int lane() const { return opaque(lane_); }
   FLASHPLAN_DEVICE int own_row() const { return first_row_ + lane() % kRows; }
   /// The row of a group that this lane widens.
