@@ -59,6 +59,14 @@ TEST(prepared) {
   check<256>({.qo_lens = {200, 3}, .kv_lens = {230, 70}, .num_ctas = 2, .head_dim = 256},
              "256 dims");
 }
+// More readers of a prefix than the list of a CTA holds: it searches its tiles for them, in rounds.
+TEST(many_readers) {
+  check({.qo_lens = std::vector<int32_t>(80, 1),
+         .kv_lens = std::vector<int32_t>(80, 680),
+         .num_ctas = 1,
+         .prefix = 640},
+        "one CTA");
+}
 
 Requests random_requests(std::mt19937& random) {
   const auto pick = [&](std::initializer_list<int32_t> from) {

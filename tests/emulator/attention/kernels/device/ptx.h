@@ -229,7 +229,7 @@ struct NamedBarrier {
   std::vector<bool> has_come = std::vector<bool>(simt::kMaxThreads);
   int arrived = 0;
   uint64_t phase = 0;
-  bool votes[2] = {};  // of even and of odd phases
+  bool votes[2] = {};  // of the current phase and of the one before; phases take turns
 };
 inline NamedBarrier& named_barrier(int id) {
   static thread_local NamedBarrier barriers[16];
@@ -252,6 +252,8 @@ inline void barrier_arrive(int id, int threads) {
   barrier.has_come.assign(barrier.has_come.size(), false);
   barrier.arrived = 0;
   ++barrier.phase;
+  // Until now these were the votes of the last phase but one, which all threads have read.
+  barrier.votes[barrier.phase % 2] = false;
   simt::note_event();
 }
 inline void barrier_wait(int id, int threads) {
@@ -266,9 +268,6 @@ inline bool barrier_any(int id, int threads, bool x) {
   NamedBarrier& barrier = named_barrier(id);
   const uint64_t phase = barrier.phase;
   barrier.votes[phase % 2] = barrier.votes[phase % 2] || x;
-  // The first thread arrives at this phase only when all threads have read the votes of the last
-  // one.
-  barrier.votes[1 - phase % 2] = false;
   barrier_wait(id, threads);
   return barrier.votes[phase % 2];
 }
