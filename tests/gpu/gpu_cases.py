@@ -13,6 +13,7 @@ from cases import CASES
 from gpu_schedule_cases import DIVIDED, PREFIXES, PREPARED
 
 DEVICE = "cuda:0"
+SOAK = int(os.environ.get("FLASHPLAN_SOAK", 20000))  # replays of a graph in the longest tests
 
 # For tests of other things than the results: a batch, and an Attention that has planned it.
 CASE = Case(**BATCH)

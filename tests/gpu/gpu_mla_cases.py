@@ -8,7 +8,7 @@ import numpy as np
 
 import flashplan as fp
 from frameworks import TorchCuda
-from gpu_cases import DEVICE
+from gpu_cases import DEVICE, SOAK
 from mla_cases import MlaCase, assert_mla_correct, ds_mla_rows, expected, run_mla
 from sparse_cases import run_sparse
 
@@ -68,8 +68,8 @@ def stored(torch, keys, kv_dtype):
 
 
 def check_replays(torch, case, seed, arguments, change=lambda: None):
-    """Captured once at the bounds of eight requests of up to two queries, and replayed for smaller
-    batches, the graph computes what an eager run does. `change` writes to `arguments`."""
+    """Captured once at the bounds of eight requests of up to two queries, and replayed for SOAK
+    smaller batches, the graph computes what an eager run does. `change` writes to `arguments`."""
     rng = random.Random(seed)
     attn, eager = (fp.Attention(**options_of(case)) for _ in range(2))
     q = torch.randn((16, case.num_heads, 576), device=DEVICE).bfloat16()
@@ -81,17 +81,21 @@ def check_replays(torch, case, seed, arguments, change=lambda: None):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         attn.run(q, cache, **arguments, out=out)
-    for _ in range(30):
+    wanted = torch.empty_like(out)
+    num_wrong = torch.zeros((), dtype=torch.int32, device=DEVICE)
+    for step in range(SOAK):
         qo_lens = [rng.choice((0, 1, 1, 2)) for _ in range(rng.randint(0, 8))]
         indptr = np.cumsum([0, *qo_lens], dtype=np.int32)
         kv_lens = [rng.choice((0, 1, 64, rng.randint(0, 2048))) for _ in qo_lens]
-        change()
+        if step % 50 == 0:
+            change()
         for plan in (attn, eager):
             plan.plan(indptr, np.array(kv_lens, np.int32))
-        wanted = torch.full_like(out, torch.nan)
+        wanted.fill_(torch.nan)
         eager.run(q, cache, **arguments, out=wanted)
         out.fill_(torch.nan)
         graph.replay()
-        assert torch.equal(out.view(torch.int16), wanted.view(torch.int16))
-        assert not out[: indptr[-1]].isnan().any()
-        assert out[indptr[-1] :].isnan().all()
+        differs = (out.view(torch.int16) != wanted.view(torch.int16)).any()
+        tokens = indptr[-1]
+        num_wrong += differs | out[:tokens].isnan().any() | ~out[tokens:].isnan().all()
+    assert num_wrong == 0

@@ -72,7 +72,26 @@ def small_cases():
             for dim, page in ((64, 16), (128, 3), (128, 64), (256, 16))
         ),
         Case((260,), (260,), head_dim=128, num_qo_heads=64, page_size=1, page_ids="missing"),
+        *(
+            Case((130, 3), (300, 70), head_dim=512, num_qo_heads=2, page_size=page, num_ctas=2)
+            for page in (None, 3, 64)
+        ),
+        Case((130, 3), (300, 70), head_dim=128, q_dtype="float8_e4m3fn", kv_dtype="float8_e4m3fn"),
     ]
+
+
+def latent_cases():
+    """Whole and cut tiles, rows copied by boxes, one by one, and to where they are not aligned."""
+    from mla_cases import MlaCase
+    from sparse_cases import SparseCase
+
+    for kv_dtype in (None, "float8_e4m3fn", "fp8_ds_mla"):
+        for num_heads in (16, 128):
+            options = {"num_heads": num_heads, "kv_dtype": kv_dtype, "num_ctas": 5}
+            yield MlaCase((1, 2), (900, 70), **options)
+            yield MlaCase((1, 2), (130, 300), page_size=1, **options)
+            yield SparseCase((1, 2), (700, 300), topk=256, page_size=64, **options)
+    yield MlaCase((1, 2), (130, 300), num_ctas=5, strided=True)
 
 
 def run_once(tool):
@@ -81,6 +100,9 @@ def run_once(tool):
     import torch
 
     import flashplan as fp
+    import gpu_mla_cases
+    import mla_cases
+    import sparse_cases
     import test_append
     import test_filters
     import test_merge
@@ -106,6 +128,16 @@ def run_once(tool):
             state = attn.run(*args, **kwargs, return_lse=True)
         state = [framework.array(x) for x in state]
         assert_correct(case, inputs, exact, twin, *state)
+        count += 1
+    for case in filter(gpu_mla_cases.is_served, latent_cases()):
+        is_dense = isinstance(case, mla_cases.MlaCase)
+        make = mla_cases.make_mla_inputs if is_dense else sparse_cases.make_sparse_inputs
+        check = gpu_mla_cases.assert_right if is_dense else sparse_cases.assert_sparse_correct
+        inputs = make(case, 0)
+        attn = fp.Attention(**gpu_mla_cases.options_of(case))
+        for _ in range(2):
+            state = gpu_mla_cases.run_on_gpu(case, inputs, torch, attn)
+        check(case, inputs, *state)
         count += 1
 
     for cache_dtype in ("bfloat16", "float8_e4m3fn"):

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA graphs: captured once at the bounds, replayed for any smaller batch."""
 
-import os
 import random
 
 import numpy as np
 import pytest
 
 import flashplan as fp
-from gpu_cases import DEVICE
+from gpu_cases import DEVICE, SOAK
 
 pytestmark = pytest.mark.gpu
 
-SOAK = int(os.environ.get("FLASHPLAN_SOAK", 20000))
 MAX_BATCH, MAX_TOKENS, NUM_PAGES, PAGE_SIZE, MAX_PAGES = 16, 256, 600, 16, 200
 HEADS = {"num_qo_heads": 8, "num_kv_heads": 2, "head_dim": 128}
 NAN = float("nan")
