@@ -136,7 +136,7 @@ class Sm90Consumer {
   /// falls two phases behind could not tell them apart by parity. And every warpgroup frees every
   /// slot, so that slots are freed in their order: each of the two warps that fill them sees only
   /// every other round of a slot, and would take one round for another.
-  FLASHPLAN_DEVICE void pass_slot() { release(smem_.slot_empty(ring_.next())); }
+  FLASHPLAN_DEVICE void pass_slot(bool is_key) { release(smem_.slot_empty(ring_.next(is_key))); }
 
   FLASHPLAN_DEVICE void multiply_keys(int slot, bool is_shared) {
     wgmma_fence();
@@ -186,10 +186,10 @@ class Sm90Consumer {
     if (shared) skip_query_parts();
     // In the ring, the slot with the first keys of `unit` comes before that with the last values of
     // `last`.
-    const MbarrierPhase k_full = ring_.next_full();
-    int k_slot = ring_.take(has_keys);
-    const MbarrierPhase v_full = ring_.next_full();
-    const int v_slot = ring_.take(has_last);
+    const MbarrierPhase k_full = ring_.next_full(true);
+    int k_slot = ring_.take(true, has_keys);
+    const MbarrierPhase v_full = ring_.next_full(false);
+    const int v_slot = ring_.take(false, has_last);
     if (has_last) ring_.wait(v_full);
     const Sm90Context& context = context_of(unit);
     Visible visible;
@@ -252,8 +252,8 @@ class Sm90Consumer {
     if (!is_own(shared, q_)) {
       release(smem_.slot_empty(k_slot));
       for (key += S::kTileKv; key < end; key += S::kTileKv) {
-        pass_slot();
-        pass_slot();
+        pass_slot(true);
+        pass_slot(false);
       }
       if (S::kQBuffers == 1) release_queries(q_, 1);
       return;
@@ -263,11 +263,11 @@ class Sm90Consumer {
     release(smem_.slot_empty(k_slot));
     pack();
     for (key += S::kTileKv; key < end; key += S::kTileKv) {
-      k_slot = ring_.next();
+      k_slot = ring_.next(true);
       wait_turn(shared);
       multiply_keys(k_slot, shared);
       visible.find_pages(smem_);
-      const int v_slot = ring_.next();
+      const int v_slot = ring_.next(false);
       multiply_values(v_slot);
       end_turn(shared);
       wgmma_wait<1>();

@@ -16,17 +16,14 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
  public:
   using Base::Base;
 
-  /// Fills slots in the order in which the consumers use them: the keys of a step, then the values
-  /// of the step before it. With two warps, one loads keys and the other one values, by one
-  /// copy of the code, because code is fetched from memory, too. Page ids are requested ahead,
-  /// because on a busy GPU they take as long to arrive as the keys. `queue_word`: what
-  /// Sm90QueryLoader::request_queue() returned.
+  /// Fills slots with keys or with values. Two warps call it, so that there is one copy of the
+  /// code, because code is fetched from memory, too. Where they fill one ring, the order of slots
+  /// is that in which the consumers use them: the keys of a step, then the values of the step
+  /// before it. Page ids are requested ahead, because on a busy GPU they take as long to arrive as
+  /// the keys. `queue_word`: what Sm90QueryLoader::request_queue() returned.
   FLASHPLAN_DEVICE void load_steps(uint32_t queue_word) {
-    constexpr bool kLoadsBoth = S::kKvWarps == 1;
     const bool loads_keys = warp_ == 0;
-    Step last = {};   // its keys are requested, its values are not
     Step ahead = {};  // its page ids are requested
-    int32_t last_page_id = 0;
     bool has_last = false;
     bool has_ahead = false;
     int32_t position = 0;  // twice the number of steps whose keys are requested
@@ -44,20 +41,10 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
         const int32_t page_id = wait_page_id();
         if (has_step) request_page_ids(step, keys);
         if (has_ahead) {
-          if constexpr (kLoadsBoth) {
-            load(true, position - (has_last ? 1 : 0), ahead, page_id);
-            if (has_last) load(false, position, last, last_page_id);
-            if (finishes) load(false, position + 1, ahead, page_id);
-          } else {
-            const int32_t of_values = position + (finishes ? 1 : 2);
-            load(loads_keys, loads_keys ? position - (has_last ? 1 : 0) : of_values, ahead,
-                 page_id);
-          }
+          const int32_t of_keys = position - (!S::kHasTwoRings && has_last ? 1 : 0);
+          const int32_t of_values = position + (S::kHasTwoRings || finishes ? 1 : 2);
+          load(loads_keys, loads_keys ? of_keys : of_values, ahead, page_id);
           position += 2;
-        }
-        if constexpr (kLoadsBoth) {
-          last = ahead;
-          last_page_id = page_id;
         }
         has_last = has_ahead && !finishes;
         ahead = step;
@@ -197,7 +184,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     return ids / kBatchBytes * kBatchBytes ^ kBatchBytes;
   }
 
-  /// Fills a slot with keys or values. `position` counts the slots filled since the queue began.
+  /// Fills a slot with keys or values. `position` counts the slots filled since the queue began;
+  /// with two rings, those of keys have even positions.
   FLASHPLAN_DEVICE void load(bool is_key, int32_t position, const Step& step, int32_t page_id) {
     const int slot = position % kNumSlots;
     mbarrier_wait(smem_.slot_empty(slot), (position / kNumSlots & 1) ^ 1);

@@ -115,7 +115,7 @@ class Sm90Merge {
   static constexpr int kThreads = 128 * S::kWarpgroups;
   static constexpr int kRowBytes = S::kHeadDimVo * 4;  // of a partial result
   // How many rows of partial results, with their lse, the slots hold.
-  static constexpr int kMostStates = S::kPreparedSlots * S::kSlotBytes / (kRowBytes + 4);
+  static constexpr int kMostStates = S::kMergeBytes / (kRowBytes + 4);
   static FLASHPLAN_DEVICE bool has_many_rows(const Merge& merge) {
     return S::Variant::kIsBuiltIn && may_divide(merge) && merge.num_states <= kMostStates;
   }

@@ -163,7 +163,7 @@ class Sm90ReaderMerges {
   }
   /// Address of entry i of the requests to merge in this round. Each thread adds one at most. The
   /// list lies where keys and values were, which all warps have used by now.
-  static_assert(kThreads * Listed::kBytes <= S::kPreparedSlots * S::kSlotBytes);
+  static_assert(kThreads * Listed::kBytes <= S::kMergeBytes);
   FLASHPLAN_DEVICE uint32_t listed(uint32_t i) const { return smem_.slot(0) + i * Listed::kBytes; }
 
   /// The position of a thread in its search through the tiles of the queue. A warp looks at every

@@ -143,8 +143,9 @@ class Sm90Rotator {
   /// Rotates the keys of the next step. Without `begins`, they are behind those of the last call.
   FLASHPLAN_DEVICE void rotate_keys(int32_t first_key, bool begins, KeySeries& series) {
     const int32_t step = num_steps_++;
-    // The keys of a step come before the values of the step before it, if there was one.
-    const int slot = (2 * step - follows_) % S::kSlots;
+    // In one ring the keys of a step come before the values of the step before it, if there was
+    // one.
+    const int slot = (2 * step - (S::kHasTwoRings ? 0 : follows_)) % S::kSlots;
     follows_ = 1;
     const uint32_t loaded = smem_.key_loaded(step % S::kSlots);
     const uint32_t parity = step / S::kSlots & 1;

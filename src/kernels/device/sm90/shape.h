@@ -133,22 +133,29 @@ struct Sm90Shape : Choices {
   static constexpr int kQBarriers = kQBuffers * kQParts;
   // The size of what comes before the queries in shared memory; see Sm90SharedMemory.
   static constexpr int kHeaderBytes = 2048;
-  // Keys and values take turns in a ring of slots.
+  // Keys and values take turns in a ring of slots. Where keys are larger, each have a ring of their
+  // own, with slots of their size, so that there is room for one slot more.
+  static constexpr bool kHasTwoRings = kKeyBytes > kValueBytes && !kGathers && !kWidens;
   static constexpr int kBudget = 227 * 1024 - kHeaderBytes;
   // Warps that widen always stage a part of a tile each, so their room is no slot's.
   static constexpr int kReservedBytes = kWidens ? kSlotBytes : 0;
-  static constexpr int kMostSlots = (kBudget - kQBuffers * kQBytes - kReservedBytes) / kSlotBytes;
+  static constexpr int kRoom = kBudget - kQBuffers * kQBytes - kReservedBytes;
+  static constexpr int kMostSlots =
+      kHasTwoRings ? kRoom / (kKeyBytes + kValueBytes) * 2 : kRoom / kSlotBytes;
   static constexpr int kSlots = kMostSlots < 8 ? kMostSlots : 8;
-  static_assert(kSlots >= 3);
-  // Two warps fill slots in turn. A warp tells the phases of a slot's barrier apart by parity, so
-  // it must not fall two phases behind, which it could with three slots.
-  static constexpr int kKvWarps = kSlots > 3 ? 2 : 1;
+  static constexpr int kRingBytes =
+      kHasTwoRings ? kSlots / 2 * (kKeyBytes + kValueBytes) : kSlots * kSlotBytes;
+  // One warp fills slots with keys, another one with values. A warp tells the phases of a slot's
+  // barrier apart by parity, so it must not fall two phases behind, which it could with three
+  // slots.
+  static constexpr int kKvWarps = 2;
+  static_assert(kSlots > 3);
   // Warps that gather: two of the producer, and a warpgroup of their own.
   static constexpr int kGatherWarps = 6;
   // Keys that are rotated, and keys and values from small pages or of 8 bits, may be prepared; see
   // Sm90Preparer. One warp then copies the keys, and another one the values.
   static constexpr bool kTakesPreparedValues = kGathers || kWidens;
-  static constexpr bool kTakesPrepared = kHelps && kKvWarps == 2;
+  static constexpr bool kTakesPrepared = kHelps && !kHasTwoRings;
   static constexpr int kPreparingWarps = 4;
   // Warps that read records to load keys and values.
   static constexpr int kKvReaders = kGathers  ? kGatherWarps
@@ -163,10 +170,11 @@ struct Sm90Shape : Choices {
   static constexpr int kPartRows = kWidens ? kTileKv / kPreparingWarps : 32;
   static constexpr int kPartBytes = Key::bytes(kPartRows);
   static constexpr int kStageBytes = kTakesPrepared ? kPreparingWarps * kPartBytes : 0;
-  static constexpr bool kStagesInSlot =
-      kQBuffers * kQBytes + kSlots * kSlotBytes + kStageBytes > kBudget;
+  static constexpr bool kStagesInSlot = kQBuffers * kQBytes + kRingBytes + kStageBytes > kBudget;
   static_assert(!kStagesInSlot || kStageBytes <= kSlotBytes);
   static constexpr int kPreparedSlots = kSlots - (kStagesInSlot ? 1 : 0);
+  // What merges may use of the ring.
+  static constexpr int kMergeBytes = kRingBytes - (kStagesInSlot ? kSlotBytes : 0);
   static_assert(!kTakesPrepared || kPreparedSlots > 3);  // two warps fill them, as above
 };
 

@@ -85,7 +85,7 @@ struct alignas(1024) Sm90SharedMemory {
   // Tensor maps and wgmma need tiles at multiples of 1024 bytes: the permutation of 16-byte groups
   // follows from address bits.
   alignas(1024) unsigned char queries[S::kQBuffers][S::kQBytes];
-  unsigned char slots[S::kSlots][S::kSlotBytes];
+  unsigned char ring[S::kRingBytes];  // see Sm90Smem::slot()
   // Behind: the parts of tiles that warps prepare, S::kStageBytes, if not in the last slot.
 };
 
@@ -93,9 +93,8 @@ struct alignas(1024) Sm90SharedMemory {
 template <typename S>
 struct Sm90Smem {
   using Memory = Sm90SharedMemory<S>;
-  static_assert(sizeof(Memory) ==
-                S::kHeaderBytes + S::kQBuffers * S::kQBytes + S::kSlots * S::kSlotBytes);
-  static_assert(S::kQBytes % 1024 == 0 && S::kSlotBytes % 1024 == 0);
+  static_assert(sizeof(Memory) == S::kHeaderBytes + S::kQBuffers * S::kQBytes + S::kRingBytes);
+  static_assert(S::kQBytes % 1024 == 0 && S::kKeyBytes % 1024 == 0 && S::kValueBytes % 1024 == 0);
   static constexpr int kBytes = sizeof(Memory) + (S::kStagesInSlot ? 0 : S::kStageBytes);
 
   Memory& memory;
@@ -156,8 +155,11 @@ struct Sm90Smem {
   FLASHPLAN_DEVICE uint32_t waiting(uint32_t warpgroup) const {
     return base + FLASHPLAN_OFFSET_OF(Memory, waiting) + warpgroup * sizeof(Sm90WaitingMerges);
   }
+  /// Where keys and values have rings of their own, slots with even numbers have keys.
   FLASHPLAN_DEVICE uint32_t slot(uint32_t i) const {
-    return base + FLASHPLAN_OFFSET_OF(Memory, slots) + i * S::kSlotBytes;
+    const uint32_t ring = base + FLASHPLAN_OFFSET_OF(Memory, ring);
+    if constexpr (!S::kHasTwoRings) return ring + i * S::kSlotBytes;
+    return ring + i / 2 * (S::kKeyBytes + S::kValueBytes) + i % 2 * S::kKeyBytes;
   }
   /// Where the queries of a tile begin. `place` counts the parts of buffers that tiles have taken
   /// so far: a tile of up to 64 rows takes one, any other tile takes all parts of a buffer.

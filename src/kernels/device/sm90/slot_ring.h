@@ -8,8 +8,8 @@
 
 namespace flashplan::device {
 
-/// The ring as a consumer warpgroup sees it. A slot is a number, and has the keys or the values of
-/// one step.
+/// The ring as a consumer warpgroup sees it, or both where keys and values have rings of their own.
+/// A slot is a number, and has the keys (`is_key`) or the values of one step.
 template <typename S>
 class Sm90SlotRing {
  public:
@@ -18,20 +18,26 @@ class Sm90SlotRing {
     if constexpr (S::kPreparedSlots < S::kSlots) {
       if (Sm90Prepared<S>::is_in_use(p, smem)) num_slots_ = S::kPreparedSlots;
     }
+    if constexpr (S::kHasTwoRings) places_[1].slot = 1;
   }
 
   FLASHPLAN_DEVICE uint32_t address(int slot) const { return smem_.slot(slot); }
   /// The mbarrier phase that completes when the next slot is full.
-  FLASHPLAN_DEVICE MbarrierPhase next_full() const { return {smem_.slot_full(slot_), parity_}; }
+  FLASHPLAN_DEVICE MbarrierPhase next_full(bool is_key) const {
+    const Place& place = places_[ring_of(is_key)];
+    return {smem_.slot_full(place.slot), place.parity};
+  }
   /// Returns the next slot, and advances to the slot after it if `takes` is true. It does not wait
   /// until the slot is full. It has no branch, so that the compiler keeps the number in a uniform
   /// register.
-  FLASHPLAN_DEVICE int take(bool takes) {
-    const int slot = slot_;
-    const int next = slot + static_cast<int>(takes);
-    const bool wraps = next == (S::kPreparedSlots < S::kSlots ? num_slots_ : S::kSlots);
-    slot_ = wraps ? 0 : next;
-    parity_ ^= static_cast<uint32_t>(wraps);
+  FLASHPLAN_DEVICE int take(bool is_key, bool takes) {
+    const int ring = ring_of(is_key);
+    Place& place = places_[ring];
+    const int slot = place.slot;
+    const int next = slot + static_cast<int>(takes) * kRings;
+    const bool wraps = next == (S::kPreparedSlots < S::kSlots ? num_slots_ : S::kSlots) + ring;
+    place.slot = wraps ? ring : next;
+    place.parity ^= static_cast<uint32_t>(wraps);
     return slot;
   }
   static FLASHPLAN_DEVICE void wait(MbarrierPhase full) {
@@ -43,16 +49,24 @@ class Sm90SlotRing {
     if constexpr (S::kGathers || S::kWidens) fence_async_proxy();
   }
   /// The next slot, once it is full.
-  FLASHPLAN_DEVICE int next() {
-    wait(next_full());
-    return take(true);
+  FLASHPLAN_DEVICE int next(bool is_key) {
+    wait(next_full(is_key));
+    return take(is_key, true);
   }
 
  private:
+  static constexpr int kRings = S::kHasTwoRings ? 2 : 1;
+  /// The number of the ring, which is also that of its first slot.
+  static FLASHPLAN_DEVICE int ring_of(bool is_key) { return S::kHasTwoRings && !is_key ? 1 : 0; }
+
+  struct Place {
+    int slot;
+    uint32_t parity;
+  };
+
   const Sm90Smem<S> smem_;
   int num_slots_ = S::kSlots;
-  int slot_ = 0;
-  uint32_t parity_ = 0;
+  Place places_[kRings] = {};
 };
 
 }  // namespace flashplan::device
