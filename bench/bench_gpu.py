@@ -109,7 +109,8 @@ def attention_row(case, timer, args, ragged=None):
     plan_args, plan_options = inputs.plan_args(), inputs.plan_options()
     plan = attn.plan(*plan_args, **plan_options)
     shape = (len(inputs.q), case.num_qo_heads, case.head_dims[1])
-    out = torch.full(shape, torch.nan, dtype=inputs.q.dtype, device=args.device)
+    dtype = getattr(torch, case.product_dtype)
+    out = torch.full(shape, torch.nan, dtype=dtype, device=args.device)
     tables = inputs.other_tensors()
 
     def call():
@@ -125,14 +126,15 @@ def attention_row(case, timer, args, ragged=None):
             custom_mask=None,
             variant=None,
             rope=None,
+            q_dtype=case.product_dtype,
             kv_dtype=None,
             batch_invariant=False,
         )
         other = fp.Attention(**plain.options() | {"device": args.device})
         other.plan(plan_args[0], case.kv_lens)
         pages = {"block_table": inputs.block_table}
-        keys, values = (x.to(inputs.q.dtype) for x in (inputs.k, inputs.v))
-        beside = [lambda: other.run(inputs.q, keys, values, **pages, out=out)]
+        queries, keys, values = (x.to(dtype) for x in (inputs.q, inputs.k, inputs.v))
+        beside = [lambda: other.run(queries, keys, values, **pages, out=out)]
     us, *beside_us = timer.in_turn([call, *beside], args.repeats)
     row = {
         "case": str(case),

@@ -79,13 +79,13 @@ def add_other_inputs(case, inputs, device):
 def make_gpu_inputs(case, device):
     """Normal random numbers, fresh every time; pages in random order."""
     total = sum(case.qo_lens)
-    dtype = getattr(torch, case.q_dtype)
+    dtype = getattr(torch, case.product_dtype)
     cache_dtype = getattr(torch, case.cache_dtype)
 
     def normal(*shape):
         return torch.randn(shape, dtype=dtype, device=device)
 
-    q = normal(total, case.num_qo_heads, case.head_dims[0])
+    q = normal(total, case.num_qo_heads, case.head_dims[0]).to(getattr(torch, case.q_dtype))
     table = None
     if case.page_size is None:
         outer = (sum(case.kv_lens),)

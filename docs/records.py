@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of the page "End to end", from a record of bench/serving: docs/blocks.py puts them there.
+"""Tables of pages, from records of measurements: docs/blocks.py puts them there.
 
-Each number is the median over the runs of a setting, each of which had another seed.
+Of bench/serving, for the page "End to end": each number is the median over the runs of a setting,
+each of which had another seed. Of bench/bench_gpu.py, for the page "Speed".
 """
 
 import json
@@ -31,16 +32,18 @@ PAPER_CACHES = {
 SWITCHES = ("no-attention", "no-sharing", "no-graphs", "no-look-ahead", "8bit-cache")
 SWITCHES += ("rope-in-attention", "FLASHPLAN_SCHEDULE=in_order")
 MISSING = "–"
+IN_TURN = ("without it", "bfloat16 cache")  # columns of bench_gpu.py that are timed with the row
 
 Row = dict[str, Any]
 Cell = str | float | None
 
 
 class Record:
-    """Runs of a record."""
+    """Runs of bench/serving, or rows of bench/bench_gpu.py."""
 
     def __init__(self, path: str) -> None:
-        self.rows: list[Row] = json.loads((ROOT / path).read_text())
+        record = json.loads((ROOT / path).read_text())
+        self.rows: list[Row] = record["rows"] if isinstance(record, dict) else record
 
     def find(self, *switches: str, **values: str | None) -> list[Row]:
         """Runs with exactly these switches, and these values of options."""
@@ -182,6 +185,40 @@ def replay(record: Record) -> str:
     return markdown((*head, "between tokens with it, ms"), rows or [(None,) * 6])
 
 
+# Options, by how the names of their rows end: what the rest of the name is the row without it of.
+OPTIONS = {
+    "cache of float8_e4m3fn": ("8-bit cache", " e4m3"),
+    "cache of float8_e5m2": ("8-bit cache", " e5m2"),
+    "queries and cache of float8_e4m3fn": ("8-bit cache", " e4m3, also queries"),
+    "batch_invariant": ("invariant", " invariant"),
+    "ALiBi": ("variants", " alibi"),
+    "rope=": ("variants", " rope"),
+    "cache of float8_e4m3fn, decodes": ("decode", " e4m3"),
+    "MLA, cache of float8_e4m3fn": ("mla", " e4m3"),
+    "MLA, fp8_ds_mla": ("mla", " ds"),
+    "MLA, fp8_ds_mla, lists of keys": ("mla", " 656"),
+    "MLA, batch_invariant": ("mla", " invariant"),
+}
+
+
+def options(record: Record) -> str:
+    """What options cost: each row beside that without the option, timed in turn with it or, where
+    no such time is recorded, as a row of its own."""
+    times = {(row["section"], row["name"]): row for row in record.rows if "us" in row}
+    rows: list[tuple[Cell, ...]] = []
+    for option, (section, end) in OPTIONS.items():
+        for (in_section, name), row in times.items():
+            if in_section != section or not name.endswith(end):
+                continue
+            in_turn = [us for peer, us in row["peers_us"].items() if peer in IN_TURN]
+            plain = times.get((section, name.removesuffix(end)))
+            without = in_turn[0] if in_turn else plain["us"] if plain else None
+            factor = None if without is None else f"{row['us'] / without:.2f}"
+            rows.append((option, name.removesuffix(end), row["us"], without, factor))
+            option = ""
+    return markdown(("option", "workload", "µs", "without it, µs", "times as long"), rows)
+
+
 TABLES: dict[str, Callable[[Record], str]] = {
     "itl": lambda record: beside_paper(record, "itl_ms_p50"),
     "ttft": lambda record: beside_paper(record, "ttft_ms_p50"),
@@ -190,6 +227,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "samples": samples,
     "rotations": rotations,
     "replay": replay,
+    "options": options,
 }
 
 

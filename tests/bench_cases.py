@@ -161,13 +161,23 @@ GPU_BENCH = {
         "16 trees of 64": _gpu_decode((4096,) * 16, qo_lens=(64,) * 16, custom_mask="tree"),
         "b64 kv4k real lengths": _gpu_decode((4096,) * 64, planned_lens=(4112,) * 64),
     },
-    # Prompts over a cache of 8-bit floats, beside the same over one of bfloat16.
+    # Prompts over a cache of 8-bit floats, beside the same over one of bfloat16; then queries of 8
+    # bits, too, beside queries and a cache of bfloat16.
     "8-bit cache": {
         **{
             f"{name} {dtype[7:11]}": dataclasses.replace(case, page_size=16, kv_dtype=dtype)
             for name, case in (_GPU_RAGGED | _GPU_SERVING).items()
             for dtype in ("float8_e4m3fn", "float8_e5m2")
             if name in _GPU_8_BIT and (dtype == "float8_e4m3fn" or name == "s4096")
+        },
+        **{
+            f"{name} e4m3, also queries": dataclasses.replace(
+                _GPU_RAGGED[name],
+                page_size=16,
+                q_dtype="float8_e4m3fn",
+                kv_dtype="float8_e4m3fn",
+            )
+            for name in ("s1024", "s4096", "b4 s8192 32/8", "b4 s8192 d64", "b4 s8192 d256")
         },
     },
     # Beside the same without the variant or rotation.

@@ -226,3 +226,25 @@ def test_a_library_is_worth_the_difference_of_its_decodes(tmp_path):
     ]
     path.write_text("[]")
     assert records.table(str(path), "replay").splitlines()[2] == "|" + " – |" * 6
+
+
+def test_options_stand_beside_what_they_were_timed_with(tmp_path):
+    def row(section, name, us, **peers):
+        return {"section": section, "name": name, "us": us, "peers_us": peers}
+
+    rows = [
+        row("8-bit cache", "s1024 e4m3", 3.0, **{"bfloat16 cache": 2.0}),
+        row("invariant", "b1 kv8k invariant", 5.0, **{"without it": 4.0}),
+        row("mla", "h16 b1 kv4k", 20.0),
+        row("mla", "h16 b1 kv4k e4m3", 25.0),
+        row("mla", "h16 b1 kv8k e4m3", 25.0),
+        {"section": "mla", "name": "h16 b1 kv4k ds", "error": "no kernel"},
+    ]
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps({"rows": rows}))
+    assert records.table(str(path), "options").splitlines()[2:] == [
+        "| cache of float8_e4m3fn | s1024 | 3 | 2 | 1.50 |",
+        "| batch_invariant | b1 kv8k | 5 | 4 | 1.25 |",
+        "| MLA, cache of float8_e4m3fn | h16 b1 kv4k | 25 | 20 | 1.25 |",
+        "|  | h16 b1 kv8k | 25 | – | – |",
+    ]
