@@ -107,8 +107,9 @@ FLASHPLAN_DEVICE float sink_of(const Sinks& sinks, uint32_t qo_head) {
   return __uint_as_float(uint32_t{static_cast<const uint16_t*>(sinks.data)[qo_head]} << 16);
 }
 
-/// A row's lse once its attention sink, a logit with the value 0, has joined it, and the factor of
-/// its o: {factor, lse}. For what writes o and lse, so that each row's sink joins once.
+/// Adds an attention sink, which is a state with o = 0 and lse = `sink`, to a row whose log-sum-exp
+/// is `lse`. Returns {factor of the row's o, new lse}. Only code that writes final rows calls it,
+/// so that each row gets its sink once.
 FLASHPLAN_DEVICE float2 with_sink(float sink, float lse) {
   MergedRow merged;
   merged.reset();
@@ -148,7 +149,7 @@ inline __device__ __noinline__ void store_unaligned(void* row, DType dtype, int 
   }
 }
 
-/// The dtype of o. Kernels that are compiled at run time are for one.
+/// The dtype of o. Kernels that are compiled at run time are compiled for one dtype.
 template <typename Variant>
 FLASHPLAN_DEVICE DType o_dtype(const AttentionParams& p) {
   if constexpr (Variant::kIsBuiltIn) {

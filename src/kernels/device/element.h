@@ -14,7 +14,7 @@ template <>
 struct Element<DType::kFloat16> {
   static constexpr int kBytes = 2;
 
-  /// Two elements, `low` at the lower address.
+  /// Packs two elements, `low` at the lower address.
   static FLASHPLAN_DEVICE uint32_t pack(float low, float high) {
     uint32_t pair;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(pair) : "f"(high), "f"(low));
@@ -61,7 +61,7 @@ struct Element<DType::kBFloat16> {
   }
 };
 
-/// 8-bit floats widen to two pairs of float16, exactly.
+/// widen() converts four 8-bit floats to two pairs of float16, exactly.
 template <>
 struct Element<DType::kFloat8E5M2> {
   static constexpr int kBytes = 1;

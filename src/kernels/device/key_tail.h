@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys in two parts: the last dims, which all kv heads share, are in a tensor of their own.
+// Keys in two tensors: the last dims, which all kv heads share, are in a tensor of their own.
 #pragma once
 
 #include "kernels/device/ptx.h"
 
 namespace flashplan::device {
 
-/// The two parts of a ragged key. Addresses are those of its rows.
+/// The two parts of a ragged key, by the addresses of its rows in both tensors.
 struct KeyParts {
   const unsigned char* own;
   const unsigned char* tail;
   int num_own;   // dims
   int num_dims;  // of both parts
 
-  /// `row`: of k and of its tail. `own`: the address of the row of k.
+  /// `row`: the key's row in both tensors. `own`: the address of that row of k.
   template <int kBytes>
   static FLASHPLAN_DEVICE KeyParts of(const AttentionParams& p, const unsigned char* own,
                                       int64_t row) {

@@ -38,16 +38,17 @@ constexpr uint32_t kHelper = 1U << 16;      // added by each helper, in 14 bits
 constexpr uint32_t kHelperLeft = 1U << 30;  // a helper stopped waiting: nobody may divide
 constexpr uint32_t kDivided = 1U << 31;     // all have arrived, and each helper has a part
 
-/// So few rows, of up to 256 dims, are merged as soon as others know that they could help.
+/// Merging so few rows, of up to 256 dims, takes no longer than telling other CTAs that they could
+/// help.
 constexpr int32_t kFewMergedRows = 16;
 FLASHPLAN_DEVICE bool may_divide(const Merge& merge, int32_t few_rows = kFewMergedRows) {
   return merge.rows.num_rows > few_rows && merge.num_pieces < static_cast<int32_t>(kArrivalBits);
 }
 
 /// Arrives at a merge, and returns the rows that the caller has to merge. One thread of each CTA
-/// calls it, behind a barrier of the CTA; the others see the rows behind another one. `has_time`:
-/// the caller has no other work left. Merges of up to `few_rows` are not divided. `kMayDivide`:
-/// false if the caller never has merges of more than a few rows.
+/// calls it, after a barrier of the CTA; after another barrier the other threads may read the
+/// partial rows. `has_time`: the caller has no other work left. Merges of up to `few_rows` are not
+/// divided. `kMayDivide`: false if the caller never has merges of more than a few rows.
 ///
 /// A helper stops waiting after 20 us: it may be waiting for a CTA that can only start on this SM
 /// when the helper has ended.

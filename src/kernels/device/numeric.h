@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is done with elements of any type.
+// Functions for a few elements of any dtype.
 #pragma once
 
 #include "kernels/device/element.h"
 
 namespace flashplan::device {
 
-/// A pair of f(element, its number in the pair).
+/// Applies f(element, its number in the pair) to a pair of elements.
 template <DType kDType, typename Function>
 FLASHPLAN_DEVICE uint32_t transformed(uint32_t pair, Function f) {
   const float2 x = Element<kDType>::unpack(pair);
   return Element<kDType>::pack(f(x.x, 0), f(x.y, 1));
 }
 
-/// Four 8-bit floats as two pairs of `kTo`.
+/// Converts four 8-bit floats to two pairs of `kTo`.
 template <DType kFrom, DType kTo>
 FLASHPLAN_DEVICE uint2 dequantize(uint32_t four) {
   const uint2 halves = Element<kFrom>::widen(four);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Page ids, and the keys whose page ids are none of the cache.
+// Page ids, and how keys are treated whose page ids are outside of the cache.
 #pragma once
 
 #include "kernels/device/row_block.h"
@@ -14,14 +14,14 @@ FLASHPLAN_DEVICE const int32_t* page_ids(const PageTable& pages, int32_t row) {
          (pages.indptr != nullptr ? int64_t{pages.indptr[row]} : row * pages.row_stride);
 }
 
-/// A CTA has a word in shared memory that says whether all keys lie on pages of the cache: it is
-/// kAllOnPages, and becomes kSomeOffPages when a key that some row sees has a page id outside of
-/// the cache. Then the masks of all steps look at the page id of each key. The word is used as an
-/// end of the keys that all rows see, so that a step needs no branch of its own for it.
+/// A CTA has a word in shared memory that says whether the page ids of all keys are inside of the
+/// cache: it is kAllOnPages, and becomes kSomeOffPages when a key that some row sees has a page id
+/// outside of the cache. Then the masks of all steps look at the page id of each key. The word is
+/// used as an end of the keys that all rows see, so that a step needs no branch of its own for it.
 constexpr int32_t kAllOnPages = 0x7fffffff;
 constexpr int32_t kSomeOffPages = 0;
 
-/// Whether a page id is one of the cache. Keys and values without a page are replaced by zeros.
+/// Whether a page id is inside of the cache. Keys and values with other ids are replaced by zeros.
 FLASHPLAN_DEVICE bool has_page(const PageTable& pages, uint32_t id) {
   return id < static_cast<uint32_t>(pages.num_pages);
 }
@@ -30,19 +30,19 @@ FLASHPLAN_DEVICE bool has_page(const PageTable& pages, uint32_t id) {
 FLASHPLAN_DEVICE uint32_t request_page_id(const PageTable& pages, const int32_t* ids, int32_t key) {
   return load_global_4(ids + quotient(static_cast<uint32_t>(key), pages.page_size));
 }
-/// Where a key is in its page.
+/// The row of a key in its page.
 FLASHPLAN_DEVICE uint32_t row_in_page(const PageTable& pages, uint32_t key) {
   return key - quotient(key, pages.page_size) * static_cast<uint32_t>(pages.page_size.value);
 }
 
-/// Whether a key lies on a page of the cache. `ids`: the page ids of its request.
+/// Whether the page id of a key is inside of the cache. `ids`: the page ids of its request.
 FLASHPLAN_DEVICE bool is_on_page(const PageTable& pages, const int32_t* ids, int32_t key) {
   return has_page(pages, request_page_id(pages, ids, key));
 }
 
-/// One bit for each of `num_columns` columns, up to 32, of a thread's accumulators: whether its key
-/// lies on a page of the cache. `first`: the key of the first column. Columns from key `end` on are
-/// not looked up.
+/// One bit for each of `num_columns` columns, up to 32, of a thread's accumulators: whether the
+/// page id of the column's key is inside of the cache. `first`: the key of the first column.
+/// Columns from key `end` on are not looked up.
 FLASHPLAN_DEVICE uint32_t columns_on_pages(const PageTable& pages, const int32_t* ids,
                                            int32_t first, int32_t end, int num_columns) {
   uint32_t columns = 0;
@@ -54,7 +54,7 @@ FLASHPLAN_DEVICE uint32_t columns_on_pages(const PageTable& pages, const int32_t
   return columns;
 }
 
-/// A row of zeros, for keys without a page.
+/// A row of zeros, for keys whose page id is outside of the cache.
 constexpr int kMostRowBytes = 1024;
 static __device__ const uint4 zeros[kMostRowBytes / 16] = {};
 FLASHPLAN_DEVICE const unsigned char* zero_row() {

@@ -8,8 +8,8 @@
 
 namespace flashplan::device {
 
-/// threadIdx.x through a shuffle. The compiler then neither reads the special register again at
-/// each use, which is slow, nor computes values from it long before they are used, which holds
+/// threadIdx.x, read through a shuffle. The compiler then neither reads the special register again
+/// at each use, which is slow, nor computes values from it long before they are used, which holds
 /// registers.
 FLASHPLAN_DEVICE int thread_index() {
   const uint32_t index = threadIdx.x;
@@ -20,8 +20,8 @@ FLASHPLAN_DEVICE int thread_index() {
   return static_cast<int>(shuffled & 1023);  // known not to be negative: divisions become shifts
 }
 
-/// x, as a value that the compiler knows nothing about. Values that follow from it are computed
-/// where they are used, and hold no registers elsewhere.
+/// Returns x as a value that the compiler knows nothing about. Values that follow from it are
+/// computed where they are used, and hold no registers elsewhere.
 FLASHPLAN_DEVICE int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
@@ -31,8 +31,8 @@ FLASHPLAN_DEVICE const unsigned char* opaque(const unsigned char* x) {
   return x;
 }
 
-/// Lets the next kernel of the stream begin before this one ends, if it was launched so. Its CTAs
-/// come as CTAs of this kernel leave.
+/// Lets the next kernel of the stream begin before this one ends, if it was launched that way
+/// (programmatic dependent launch). Its CTAs start as CTAs of this kernel end.
 FLASHPLAN_DEVICE void allow_next_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;\n");
@@ -50,7 +50,7 @@ FLASHPLAN_DEVICE uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// Start a copy to shared memory. Copies of 16 bytes bypass the L1 cache.
+/// The cp_async functions start a copy to shared memory. Copies of 16 bytes bypass the L1 cache.
 FLASHPLAN_DEVICE void cp_async_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(to), "l"(from)
                : "memory");
@@ -121,7 +121,7 @@ FLASHPLAN_DEVICE uint32_t load_shared_4(uint32_t address) {
   asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(value) : "r"(address) : "memory");
   return value;
 }
-/// For a word that other warps change meanwhile: each call loads it anew.
+/// Loads a word that other warps change meanwhile: anew at each call.
 FLASHPLAN_DEVICE uint32_t load_shared_relaxed_4(uint32_t address) {
   uint32_t value;
   asm volatile("ld.relaxed.cta.shared.u32 %0, [%1];\n" : "=r"(value) : "r"(address) : "memory");
@@ -241,7 +241,7 @@ FLASHPLAN_DEVICE float log2_fast(float x) {
   asm("lg2.approx.f32 %0, %1;\n" : "=f"(y) : "f"(x));
   return y;
 }
-/// In [-pi, pi] the absolute error is about 5e-7.
+/// cos_fast() and sin_fast() have an absolute error of about 5e-7 in [-pi, pi].
 FLASHPLAN_DEVICE float cos_fast(float x) {
   float y;
   asm("cos.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
@@ -257,12 +257,13 @@ FLASHPLAN_DEVICE float reciprocal_fast(float x) {
   asm("rcp.approx.f32 %0, %1;\n" : "=f"(y) : "f"(x));
   return y;
 }
-/// The absolute error is about 2e-7; that of tanh.approx is 5e-4, too much for a capped logit.
+/// tanh(x) with an absolute error of about 2e-7. That of tanh.approx is 5e-4, too much for a capped
+/// logit.
 FLASHPLAN_DEVICE float tanh_fast(float x) {
   return 1.0F - 2.0F * reciprocal_fast(1.0F + exp2_fast(x * (2.0F * kLog2e)));
 }
 
-/// The pointer of lane `lane`.
+/// Returns the pointer that lane `lane` passes.
 FLASHPLAN_DEVICE const unsigned char* shuffled_pointer(const unsigned char* pointer, int lane) {
   return reinterpret_cast<const unsigned char*>(
       __shfl_sync(0xffffffffU, reinterpret_cast<unsigned long long>(pointer), lane));
@@ -288,7 +289,7 @@ FLASHPLAN_DEVICE uint4 transposed_in_four_lanes(uint4 words) {
 FLASHPLAN_DEVICE void barrier_wait(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
-/// The same. Returns whether `x` is true for any of these threads.
+/// Waits as barrier_wait() does, and returns whether `x` is true for any of these threads.
 FLASHPLAN_DEVICE bool barrier_any(int id, int threads, bool x) {
   int result;
   asm volatile(
@@ -302,8 +303,8 @@ FLASHPLAN_DEVICE bool barrier_any(int id, int threads, bool x) {
 
 FLASHPLAN_DEVICE float infinity() { return __int_as_float(0x7f800000); }
 
-/// Adds to a counter, and returns the value before. It is ordered with the accesses of the CTA's
-/// other threads that barriers order before and after it.
+/// Adds to a counter, and returns the value before. It has acquire and release semantics. With a
+/// barrier before and after it, this also orders the accesses of the CTA's other threads.
 FLASHPLAN_DEVICE int32_t arrive(int32_t* counter, int32_t amount = 1) {
   int32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;\n"
@@ -313,14 +314,14 @@ FLASHPLAN_DEVICE int32_t arrive(int32_t* counter, int32_t amount = 1) {
   return before;
 }
 
-/// A value that other CTAs change, as of now. It orders no other accesses.
+/// Loads a value that other CTAs change. It orders no other accesses.
 FLASHPLAN_DEVICE int32_t load_relaxed(const int32_t* from) {
   int32_t value;
   asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];\n" : "=r"(value) : "l"(from) : "memory");
   return value;
 }
 
-/// A value that other CTAs change, as of now. All later accesses to memory come after it.
+/// Loads a value that other CTAs change. All later accesses to memory come after it.
 FLASHPLAN_DEVICE int32_t load_acquire(const int32_t* from) {
   int32_t value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(value) : "l"(from) : "memory");
@@ -338,12 +339,12 @@ FLASHPLAN_DEVICE bool compare_and_swap(int32_t* value, int32_t last, int32_t nex
   return before == last;
 }
 
-/// Adds to a counter, after all accesses that arrive() orders before it.
+/// Adds to a counter, after all accesses that arrive() would order before it.
 FLASHPLAN_DEVICE void add_release(int32_t* counter, int32_t amount) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;\n" ::"l"(counter), "r"(amount) : "memory");
 }
 
-/// Stores a value, after all accesses that arrive() orders before it.
+/// Stores a value, after all accesses that arrive() would order before it.
 FLASHPLAN_DEVICE void store_release(int32_t* to, int32_t value) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(to), "r"(value) : "memory");
 }

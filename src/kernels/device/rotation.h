@@ -5,8 +5,8 @@
 //   kRotaryDim    the first dims of a row, which are rotated
 //   kInterleaved  pairs are dims (2 i, 2 i + 1) instead of (i, i + kRotaryDim / 2)
 //   kGain         multiplies cosines and sines
-//   turns(i)      what pair i turns by from one position to the next, in 2^-64 of a turn
-//   step(i)       {cos, sin} of what pair i turns by in 8 positions
+//   turns(i)      the angle of pair i from one position to the next, in 2^-64 of a turn
+//   step(i)       {cos, sin} of the angle of pair i from one position to the eighth after it
 #pragma once
 
 #include "kernels/device/numeric.h"
@@ -24,14 +24,15 @@ FLASHPLAN_DEVICE uint32_t angle_of(uint64_t turns, Position position) {
 
 /// {cos, sin} of an angle in 2^-32 of a turn.
 FLASHPLAN_DEVICE float2 rotor(uint32_t part, float gain) {
-  // As a fraction of a float in [1, 2), which takes no conversion. The angle is then in [-pi, pi),
-  // where the fast functions are best, and half a turn too small, which changes both signs.
+  // The angle becomes the mantissa of a float in [1, 2), which takes no conversion. It is then in
+  // [-pi, pi), where the fast functions are best, and half a turn too small, which changes both
+  // signs.
   constexpr float kTurn = 6.2831853F;
   const float angle = __fmaf_rn(__uint_as_float(part >> 9 | 0x3f800000U), kTurn, -1.5F * kTurn);
   return {-gain * cos_fast(angle), -gain * sin_fast(angle)};
 }
 
-/// {a, b} turned.
+/// Rotates the pair (a, b).
 FLASHPLAN_DEVICE void rotate(float& a, float& b, float2 cos_sin) {
   const float first = __fmaf_rn(a, cos_sin.x, -__fmul_rn(b, cos_sin.y));
   b = __fmaf_rn(b, cos_sin.x, __fmul_rn(a, cos_sin.y));
@@ -44,7 +45,7 @@ FLASHPLAN_DEVICE uint32_t rotated_pair(uint32_t pair, float2 cos_sin) {
   rotate(x.x, x.y, cos_sin);
   return Element<kDType>::pack(x.x, x.y);
 }
-/// Two pairs: the low elements of both words, and the high ones.
+/// Rotates two pairs: the low elements of both words, and the high elements of both.
 template <DType kDType>
 FLASHPLAN_DEVICE void rotate_words(uint32_t& a, uint32_t& b, float2 of_low, float2 of_high) {
   float2 x = Element<kDType>::unpack(a);
@@ -82,7 +83,7 @@ struct RowRotation {
   static_assert(Element<kDType>::kBytes == 2);
   static constexpr int kPairs = Variant::kRotaryDim / 2;
   static constexpr bool kInterleaved = Variant::kInterleaved;
-  /// Whether a thread can take whole chunks of 8 dims, with all pairs of theirs.
+  /// Whether a thread can take whole chunks of 8 dims and all pairs that these belong to.
   static constexpr bool kByChunks = !kHasHook && (kInterleaved ? 2 * kPairs : kPairs) % 8 == 0;
 
   template <typename Position, typename Hook>
@@ -96,11 +97,12 @@ struct RowRotation {
   }
 
  private:
-  /// A thread takes the same dims of several rows.
+  /// Rotates whole chunks. A thread takes the same dims of several rows.
   template <typename Position>
   static FLASHPLAN_DEVICE void rotate_chunks(uint32_t tile, int first_row, int num_rows, int thread,
                                              Position position) {
-    constexpr int kItems = kInterleaved ? Variant::kRotaryDim / 8 : kPairs / 8;  // of a row
+    constexpr int kItems = kInterleaved ? Variant::kRotaryDim / 8
+                                        : kPairs / 8;  // chunks, or pairs of chunks, of a row
     constexpr int kPairsOfItem = kInterleaved ? 4 : 8;
     constexpr int kRowStep = kThreads / kItems;
     const int item = thread % kItems;
@@ -108,7 +110,7 @@ struct RowRotation {
     uint64_t turns[kPairsOfItem];
 #pragma unroll
     for (int i = 0; i < kPairsOfItem; ++i) turns[i] = Variant::turns(item * kPairsOfItem + i);
-#pragma unroll kRowsAtOnce  // loads of one row beside the sines of the other
+#pragma unroll kRowsAtOnce  // loads of one row overlap with the sines of another
     for (int r = thread / kItems; r < num_rows; r += kRowStep) {
       const int row = first_row + r;
       const auto at = position(row);
@@ -127,7 +129,7 @@ struct RowRotation {
     }
   }
 
-  /// For dims that do not divide into chunks, and hooks.
+  /// Rotates element by element: for hooks, and dims that do not divide into chunks.
   template <typename Position, typename Hook>
   static FLASHPLAN_DEVICE void rotate_elements(uint32_t tile, int first_row, int num_rows,
                                                int thread, Position position, Hook hook) {

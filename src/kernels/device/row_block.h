@@ -14,7 +14,7 @@ struct RowBlock {
   int32_t position;  // of query 0 of the segment
   KeySpan keys;      // the first ones may be hidden from all rows: keys.begin is rounded down
 
-  /// The last key of the request. For hooks of variants alone: it is looked up in global memory.
+  /// The last key of the request. Only hooks of variants call this, because it reads global memory.
   FLASHPLAN_DEVICE int32_t last_key(const AttentionParams& p) const {
     return position + p.schedule.segments[rows.segment].qo_len - 1;
   }
@@ -37,7 +37,7 @@ struct RowBlock {
   FLASHPLAN_DEVICE KeySpan visible(const AttentionParams& p, int32_t row) const {
     return row < rows.num_rows ? visible_to(p, row) : KeySpan{0, 0};
   }
-  /// The same for a row that is not padding.
+  /// Keys of the tile that a row sees, which must not be padding.
   FLASHPLAN_DEVICE KeySpan visible_to(const AttentionParams& p, int32_t row) const {
     return p.mask.visible(position + rows.query(row, p.schedule.group_size), keys);
   }
@@ -71,7 +71,7 @@ struct VisibleKeys {
   KeySpan to_any;  // seen by at least one row
   KeySpan to_all;  // seen by every row; may be empty, with end < begin
 
-  /// For rows [first, last]; later rows see later keys.
+  /// `to_any` and `to_all` of rows [first, last]. Later rows see later keys.
   FLASHPLAN_DEVICE VisibleKeys(const AttentionParams& p, const RowBlock& block, int first,
                                int last) {
     const KeySpan of_first = block.visible(p, first);

@@ -14,7 +14,7 @@ struct Traits {
   static constexpr bool kWidensQueries = Element<kQuery>::kBytes == 1;
   // The dtype that queries have in products. Those of 8 bits are widened, exactly.
   static constexpr DType kQ = kWidensQueries ? DType::kFloat16 : kQuery;
-  // The dtype of o that the fast way of writing results has.
+  // The dtype of o for which the fast way of writing results is compiled.
   static constexpr DType kOutput = kWidensQueries ? DType::kBFloat16 : kQuery;
   static constexpr DType kKv = kKv_;
   static constexpr int kHeadDimQk = kHeadDimQk_;

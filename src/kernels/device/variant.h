@@ -25,7 +25,8 @@ struct Standard {
   static constexpr bool kIsBuiltIn = true;
   static constexpr bool kHasMaskBits = true;  // false: the plan has no custom_mask
   static constexpr bool kHasChunks = true;    // false: the plan is not batch-invariant
-  static constexpr bool kRotates = false;     // queries and keys, after their hooks; see rotation.h
+  static constexpr bool kRotates =
+      false;  // rotates queries and keys, after their hooks; see rotation.h
 
   explicit FLASHPLAN_DEVICE Standard(const AttentionParams& params)
       : exp2_scale(params.variant.logits_scale * kLog2e) {}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Functions of abi/variant_math.h by the GPU's own instructions: about 1e-6 of the result, which is
-// far below the precision of 16-bit tensors. Included by generated source only, inside a namespace.
+// Functions of abi/variant_math.h by the GPU's own instructions. Their relative error is about
+// 1e-6, far below the precision of 16-bit tensors. Included by generated source only, inside a
+// namespace.
 
 FLASHPLAN_DEVICE float infinity() { return device::infinity(); }
 FLASHPLAN_DEVICE float exp2(float x) { return exp2_fast(x); }

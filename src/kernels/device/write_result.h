@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writing four dims of a result, whatever its dtype and alignment are.
+// Writes four dims of a result, whatever its dtype and alignment are.
 #pragma once
 
 #include "kernels/device/attention_state.h"
 
 namespace flashplan::device {
 
-/// Not inlined, to keep the code short where there are no sinks.
+/// with_sink() as a call, to keep the code short where there are no sinks.
 inline __device__ __noinline__ float2 call_with_sink(Sinks sinks, uint32_t qo_head, float lse) {
   return with_sink(sink_of(sinks, qo_head), lse);
 }
@@ -33,7 +33,7 @@ FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::V
   if constexpr (T::Variant::kTransformsOutput) {
     const ElementPosition at =
         element_position(p, rows, first_position(p, rows), kv_head, row, dim);
-    // Of dims that are not there, the last one is computed, and not written.
+    // For dims past the last one, which are not written, this computes the last one.
     const auto output = [&](float x, int i) {
       return variant.output(x, at.next(min(i, p.tensors.head_dim_vo - 1 - dim)));
     };

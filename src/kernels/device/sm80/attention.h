@@ -8,13 +8,14 @@
 
 namespace flashplan::device {
 
-/// Reads all of the parameters once, while the CTA waits for its queue. Otherwise each line of them
-/// would come from memory when it is first used. The values are stored to `scratch` in shared
-/// memory, so that the compiler does not remove the loads.
+/// Reads every cache line of the parameters once, while the CTA waits for its queue: otherwise a
+/// line would be fetched from memory only when a field of it is first used. The values are stored
+/// to `scratch` in shared memory, so that the compiler does not remove the loads.
 FLASHPLAN_DEVICE void prefetch_params(const AttentionParams& p, int thread, uint32_t scratch) {
-  constexpr int kWords = 16;     // of a line
-  const int line = thread - 32;  // the first warp loads the queue
-  // Behind the workspace this kernel reads no fields but TailParams, which few runs have.
+  constexpr int kWords = 16;     // 32-bit words of a 64-byte line
+  const int line = thread - 32;  // warp 0 loads the queue instead
+  // The fields after the workspace are read only by runs with a variant, keys in two tensors or
+  // 8-bit queries.
   constexpr int kBytes = sizeof(ScheduleParams) + sizeof(TensorParams) + sizeof(Mask) +
                          sizeof(VariantParams) + sizeof(WorkspaceParams);
   if (line >= 0 && line * kWords < kBytes / 4) {
@@ -36,7 +37,8 @@ __device__ __noinline__ void call_run_tile(const AttentionParams& p, TileContext
   run_tile<T, S>(p, context, smem);
 }
 
-/// A tile of up to 16 rows.
+/// Runs a work tile of up to 16 rows: by FewRows if that is compiled and takes the tile, else by
+/// Mainloop.
 template <typename T, typename S>
 FLASHPLAN_DEVICE void run_tile_of_few(const AttentionParams& p, TileContext& context,
                                       unsigned char* smem) {
@@ -51,8 +53,8 @@ FLASHPLAN_DEVICE void run_tile_of_few(const AttentionParams& p, TileContext& con
   }
 }
 
-/// Runs a work tile with the body that is compiled for so many rows. With `kFewFirst` the
-/// branch of few rows (decode) is the last one of the if-else chain, because nvcc places the code
+/// Runs a work tile with the body that is compiled for its number of rows. With `kFewFirst` the
+/// branch for few rows (decode) is the last one of the if-else chain, because nvcc places the code
 /// of the last branch first.
 template <typename T, bool kFewFirst>
 FLASHPLAN_DEVICE void run_tile_by_rows(const AttentionParams& p, TileContext& context,
@@ -80,22 +82,24 @@ FLASHPLAN_DEVICE void run_tile_by_rows(const AttentionParams& p, TileContext& co
   }
 }
 
-/// The last call of each CTA. A kernel that runs beside the one before it must not end earlier than
-/// that one, because later work on the stream may wait for this kernel alone.
+/// Each CTA calls this when its queue has ended. A kernel that runs beside the one before it in the
+/// stream must not end earlier than that one, because later work on the stream may wait for this
+/// kernel alone.
 FLASHPLAN_DEVICE void end_beside_last(const AttentionParams& p) {
   if (p.schedule.beside_last && blockIdx.x == 0) wait_for_last_kernel();
 }
 
-/// CTA c runs queue c of the schedule. With cold caches, the first 64 KB of a kernel's code, 4,096
-/// instructions, cause no cache misses; code behind them is fetched from memory, at 13 clocks per
-/// instruction, so `kFewFirst` decides which body comes first.
+/// CTA c runs queue c of the schedule. The first 64 KB of a kernel's code (4,096 instructions)
+/// cause no instruction-cache misses even with cold caches. Code behind them is fetched from
+/// memory, at 13 clocks per instruction, so `kFewFirst` decides which body comes first.
 template <typename Choices, bool kFewFirst = false>
 __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
                                   Tiling<Choices, kCompiledSmemPerSm>::kCtasPerSm)
     attention_kernel(const __grid_constant__ AttentionParams p) {
   using T = Tiling<Choices, kCompiledSmemPerSm>;
   extern __shared__ __align__(128) unsigned char smem[];
-  // The records of this tile and of the next one, which is loaded ahead.
+  // The first records of the queue, and the contexts of the current tile and of the next one, which
+  // is loaded ahead.
   __shared__ QueueStart queue;
   __shared__ TileContext contexts[2];
   static_assert(sizeof(queue) + sizeof(contexts) <= T::kStaticSmemBytes);

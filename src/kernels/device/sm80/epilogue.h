@@ -17,7 +17,7 @@ class Epilogue {
  public:
   using Accumulators = float[S::kMmaM][S::kDimsVo / 8][4];
 
-  /// The memory of pipeline stage `stage` is reused to exchange results, after a barrier.
+  /// The memory of pipeline stage `stage` is used to exchange results, once all warps have read it.
   FLASHPLAN_DEVICE Epilogue(const AttentionParams& p, const TileContext& context,
                             unsigned char* smem, int thread, int stage, int head, int chunk,
                             bool is_last_chunk)
@@ -45,21 +45,22 @@ class Epilogue {
         return;
       }
     }
-    __syncthreads();  // all have read the stage
+    __syncthreads();  // all warps have read the stage
     share_and_write(softmax, o);
   }
 
  private:
   static constexpr int kQuads = T::kHeadDimVo / 4;
-  static constexpr int kParts = S::kDimsVo / S::kOutputDims;  // of a row, in shared memory
+  static constexpr int kParts =
+      S::kDimsVo / S::kOutputDims;  // passes in which a row goes through shared memory
 
-  /// The first of this lane's dims, counted from the warp's first.
+  /// The first of this lane's dims, counted from the first dim of the warp.
   FLASHPLAN_DEVICE int lane_dim() const { return ValueLayout<T::kKv>::first_dim(at_.lane); }
   FLASHPLAN_DEVICE int own_dim() const { return at_.first_dim() + lane_dim(); }
-  /// Whether this lane has the statistics of its rows to write.
+  /// Whether this lane writes the log-sum-exp of its rows.
   FLASHPLAN_DEVICE bool writes_lse() const { return at_.lane % 4 == 0 && at_.warp_vo == 0; }
   FLASHPLAN_DEVICE bool is_split() const { return context_.tile.merge >= 0; }
-  /// The partial row of row `row` of this tile.
+  /// The index of row `row` of this tile among the partial rows in the workspace.
   FLASHPLAN_DEVICE int64_t partial_row(int row) const {
     const WorkTile& tile = context_.tile;
     return int64_t{tile.partial_row} + (head_ - tile.kv_head) * block_.rows.num_rows +
@@ -86,7 +87,7 @@ class Epilogue {
     }
   }
 
-  /// Writes partial results, from registers.
+  /// Writes partial results directly from registers.
   FLASHPLAN_DEVICE void write_partial(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o) {
     for_each_row([&](int m, int half, int row) {
       const float sum = softmax.sum[m][half];
@@ -101,10 +102,11 @@ class Epilogue {
     });
   }
 
-  /// Writes results in the dtype of q, of a multiple of 16 dims, from registers.
+  /// Writes final results directly from registers. Only for o of q's dtype, and a multiple of 16
+  /// dims.
   FLASHPLAN_DEVICE void write_result(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o) {
-    // All addresses and scales are computed first: row by row they would take as long as the
-    // writes.
+    // The addresses and scales of all rows are computed before the first write. Computed row by
+    // row, between the writes, they would take as long as these.
     int64_t out[S::kMmaM][2];
     float scale[S::kMmaM][2];
     float row_lse[S::kMmaM][2];
@@ -144,15 +146,15 @@ class Epilogue {
     });
   }
 
-  /// Where dim `dim` of row `r` of 8 is in shared memory. Groups of 4 dims are permuted as in
-  /// SharedTile, so that the pairs that four rows write at once lie in different banks.
+  /// The index in shared memory of dim `dim` of row `r`, 0 to 7. Groups of 4 dims are permuted as
+  /// in SharedTile, so that the pairs that four rows write at once lie in different banks.
   static FLASHPLAN_DEVICE int shared_index(int r, int dim) {
     return r * S::kOutputDims + ((dim / 4 ^ r * 2) & 7) * 4 + dim / 32 * 32 + dim % 4;
   }
 
-  /// Writes results of any kind through shared memory, 8 rows of each warp at a time and as many of
-  /// their dims as there is room for. There the states of warps that took different keys are
-  /// merged.
+  /// Writes partial or final results through shared memory: 8 rows of each warp at a time, and of
+  /// these as many dims as there is room for. The states of warps that took different keys are
+  /// merged on the way.
   FLASHPLAN_DEVICE void share_and_write(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o) {
     constexpr bool kAlone = S::kWarpsKv == 1;  // each warp writes its own rows
     constexpr int kSharedQuads = S::kOutputDims / 4;
@@ -185,7 +187,7 @@ class Epilogue {
     }
   }
 
-  /// The index, in the memory and statistics below, of a warp that has the same dims as this one.
+  /// The index of a warp in memory_ and stats_. The warp has the same dims as this one.
   FLASHPLAN_DEVICE int warp_index(int warp_q, int warp_kv) const {
     return (warp_q * S::kWarpsVo + at_.warp_vo) * S::kWarpsKv + warp_kv;
   }
@@ -211,8 +213,9 @@ class Epilogue {
     });
   }
 
-  /// Writes 4 dims of shared row r, which are dims [dim, dim + 4) of row `row`, to the partial
-  /// results, to the chunks merged so far, or to the result.
+  /// Merges the warps' states in 4 dims of shared row r, which are dims [dim, dim + 4) of row
+  /// `row`, and writes them as partial results, as part of the chunks merged so far, or as the
+  /// result.
   FLASHPLAN_DEVICE void write_shared(int warp_q, int r, int row, int shared_dim, int dim) const {
     float shift = shared_stats(warp_q, 0)[r].x;
 #pragma unroll
@@ -244,7 +247,7 @@ class Epilogue {
   /// Merges 4 dims of a chunk's state into those of the chunks before it, and writes the result
   /// after the last chunk.
   FLASHPLAN_DEVICE void merge_chunk(float4 o, int row, int dim, float row_lse) const {
-    // The same thread has the same dims of every chunk's state.
+    // The thread that merges 4 dims of one chunk merges the same dims of every chunk.
     const int quad = row * kQuads + dim / 4;
     float4* merged_o = scratch<float4>() + quad;
     MergedRow* merged_row = scratch<MergedRow>(T::kTileQ * T::kHeadDimVo * 4) + quad;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of a work tile of up to 8 rows, such as a decode, over a cache with short rows: few
-// bytes for each token and kv head. Keys are the operand of 16 rows and queries that of 8 columns,
-// so that few products are wasted on padding. Each warp copies its own keys and uses no others, and
-// warps wait for each other only at the end of a head.
+// bytes for each token and kv head. In a matrix instruction keys are the operand with 16 rows and
+// queries the one with 8 columns, so that few products are wasted on padding. Each warp copies its
+// own keys and uses no others, and warps wait for each other only at the end of a head.
 #pragma once
 
 #include "kernels/device/sm80/few_rows_pipeline.h"
@@ -31,28 +31,30 @@ class FewRows {
     const int32_t keys_end = context_.block.keys.end;
     FewRowsPipeline<T, kHeads> pipeline(p_, context_, shared_address(smem_), warp_, lane_, head,
                                         heads_end);
-    // Page ids take as long to arrive as keys. They are requested kStages - 1 steps before the
+    // Page ids take as long to arrive as keys, so they are requested kStages - 1 steps before the
     // keys.
 #pragma unroll 1
     for (int i = 0; i < S::kStages - 1; ++i) pipeline.request_ids(i);
     cp_async_commit();
     if (context_.tile.merge >= 0) prepare_merge(p_, context_, thread_);
     State state(p_, context_, lane_);
-    state.load_queries(head);  // requested before the keys, they need not wait behind them
+    state.load_queries(head);  // requested before the keys, so that they do not wait behind these
     state.reset();
     int32_t key = pipeline.first_key();
-    int num_copied = 0;  // steps, until there are kStages - 1
-    uint32_t stage = 0;  // of the next step that is copied
+    int num_copied = 0;  // how many steps are copied ahead; kStages - 1 when the pipeline is full
+    uint32_t stage = 0;  // the stage that the next step is copied to
     cp_async_wait<0>();
 #pragma unroll 1
     for (;;) {
       const bool is_full = num_copied == S::kStages - 1;
-      const uint32_t next = stage == S::kStages - 1 ? 0 : stage + 1;  // to be used, if is_full
+      const uint32_t next =
+          stage == S::kStages - 1 ? 0 : stage + 1;  // the stage that is read next, if is_full
       const uint32_t from = pipeline.stage_address(next);
       typename State::Fragments keys = {};
       if (is_full) {
         cp_async_wait<S::kStages - 2>();
-        __syncwarp();  // the next step has arrived for all lanes, and the last one is not read
+        __syncwarp();  // the next step has arrived for all lanes, and no lane still reads the last
+                       // one
         state.load_keys(keys, from);
       }
       pipeline.copy(stage);
@@ -66,7 +68,7 @@ class FewRows {
       if (key < keys_end) state.attend(keys, from, key);
       key += S::kStepKeys;
       if (key < keys_end) continue;
-      if (head + kHeads == heads_end) cp_async_wait<0>();  // the record of the merge
+      if (head + kHeads == heads_end) cp_async_wait<0>();  // the record of the merge has arrived
       write(state, head, stage);
       head += kHeads;
       if (head == heads_end) break;
@@ -77,33 +79,33 @@ class FewRows {
   }
 
  private:
-  // Shared memory through which the warps exchange their states at the end of a head.
+  // The functions below find places in the shared memory through which the warps exchange their
+  // states at the end of a head.
 
-  /// The offset in bytes of dim `dim` of a row, in the stage in which a warp leaves its o. Dims are
-  /// permuted, for each pair of rows in another way, so that a warp's stores meet no bank
-  /// conflicts.
+  /// The byte offset of dim `dim` of row `row` in the stage in which a warp leaves its o. The order
+  /// of dims differs between pairs of rows, so that a warp's stores have no bank conflicts.
   static FLASHPLAN_DEVICE int offset_of_o(int row, int dim) {
     return (row * S::kOutputPitch + (dim ^ (row / 2 * 8))) * 4;
   }
   FLASHPLAN_DEVICE typename S::State& state_of(int warp) const {
     return reinterpret_cast<typename S::Memory*>(smem_)->states[warp];
   }
-  /// Where in shared memory that stage is.
+  /// The byte offset in shared memory of the stage in which warp `warp` leaves its o.
   FLASHPLAN_DEVICE int& stage_of(int warp) const { return state_of(warp).stage; }
-  /// {shift, sum} of a row.
+  /// The {shift, sum} of row `row` over the keys of warp `warp`.
   FLASHPLAN_DEVICE float2& softmax_of(int warp, int row) const {
     return state_of(warp).softmax[row];
   }
 
-  /// Merges the states of all warps for the heads from `first` on, and writes o and lse, or partial
-  /// results if the keys are split. `stage`: a stage that this warp no longer needs; its o goes
-  /// there.
+  /// Merges the states of all warps for kHeads kv heads from `first` on, and writes o and lse, or
+  /// partial results if the keys are split. `stage`: a stage that this warp no longer reads, where
+  /// it leaves its o.
   FLASHPLAN_DEVICE void write(const State& state, int32_t first, uint32_t stage) {
     const PackedRows& rows = context_.block.rows;
     const int own_stage = FLASHPLAN_OFFSET_OF(typename S::Memory, stages) +
                           static_cast<int>(warp_ * S::kStages + stage) * S::kStageBytes;
     if (lane_ == 0) stage_of(warp_) = own_stage;
-    __syncwarp();  // the stage is not read any more
+    __syncwarp();  // no lane reads the stage any more
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       share(state, h, own_stage);
@@ -149,7 +151,7 @@ class FewRows {
     const float scale = sum == 0.0F ? 0.0F : reciprocal_fast(sum);
     const float lse = sum == 0.0F ? -infinity() : (shift + log2_fast(sum)) * kLn2;
     const WorkTile& tile = context_.tile;
-    // nvcc places what is expected first: it is fetched sooner.
+    // nvcc places the code of the expected branch first, so that it is fetched sooner.
     if (__builtin_expect(static_cast<long>(tile.merge >= 0), 1L) != 0) {
       const int64_t partial_row =
           int64_t{tile.partial_row} + (head - tile.kv_head) * context_.block.rows.num_rows + row;

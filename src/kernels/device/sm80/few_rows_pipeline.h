@@ -6,14 +6,16 @@
 
 namespace flashplan::device {
 
-/// Walks through the steps of a warp's keys, kHeads kv heads at once, then those of the next heads.
+/// Walks through the steps of a warp's keys, for kHeads kv heads at once, then for the next kHeads
+/// heads.
 template <typename T, int kHeads>
 class FewRowsPipeline {
   using S = FewRowsShape<T, kHeads>;
   using Tile = typename S::Tile;
 
  public:
-  /// For kv heads head to heads_end - 1. `base`: the address of the CTA's dynamic shared memory.
+  /// The kv heads are `head` to heads_end - 1. `base`: the address of the CTA's dynamic shared
+  /// memory.
   FLASHPLAN_DEVICE FewRowsPipeline(const AttentionParams& p, const TileContext& context,
                                    uint32_t base, int warp, int lane, int32_t head,
                                    int32_t heads_end)
@@ -35,11 +37,11 @@ class FewRowsPipeline {
     asked_ = copied_ = {first_key(), first_key() < context.block.keys.end ? head : heads_end};
   }
 
-  /// The first key of this warp; the next ones are those of the steps S::kStepKeys further on.
+  /// The first key of this warp's first step. Each later step begins S::kStepKeys keys further on.
   FLASHPLAN_DEVICE int32_t first_key() const {
     return context_.block.keys.begin + warp_ * S::kKeys;
   }
-  /// The address of a stage: the keys of each head, then the values of each head.
+  /// The address of a stage, which has the keys of each head, then the values of each head.
   FLASHPLAN_DEVICE uint32_t stage_address(uint32_t stage) const {
     return stages_ + stage * S::kStageBytes;
   }
@@ -102,14 +104,14 @@ class FewRowsPipeline {
       step.head += kHeads;
     }
   }
-  /// The key whose row this lane finds. Keys before the first one that any row sees repeat it, and
-  /// those past the last one repeat that one.
+  /// The key whose row this lane finds. In place of keys before the first one that any row sees it
+  /// is that one, and in place of keys past the last one it is the last.
   FLASHPLAN_DEVICE uint32_t own_key(const Step& step) const {
     const int32_t key = max(step.key + lane_ % S::kKeys, context_.first_seen);
     return static_cast<uint32_t>(min(key, context_.block.keys.end - 1));
   }
-  /// With 16 keys, half of the lanes find the rows of keys, half those of values; with 32 keys, all
-  /// lanes find both.
+  /// Steps of 16 keys: half of the lanes find the rows of keys, the other half those of values.
+  /// Steps of 32 keys: each lane finds both rows of one key.
   FLASHPLAN_DEVICE bool finds_values() const { return S::kKeys == 16 && lane_ >= 16; }
 
   /// Starts the copies of a step's keys, or of its values, for all kHeads heads. `own_row` of lane
@@ -133,7 +135,8 @@ class FewRowsPipeline {
   template <bool kAligned>
   static FLASHPLAN_DEVICE void copy_rows(const unsigned char* own_row, int64_t head_stride,
                                          int first_lane, uint32_t to, int lane) {
-    constexpr int kLanes = kHeads * Tile::kChunks;  // that copy the rows of a key
+    constexpr int kLanes =
+        kHeads * Tile::kChunks;  // lanes that copy the rows of one key, of kHeads heads
     static_assert(kLanes <= 32);
     constexpr int kKeysAtOnce = kLanes > 16 ? 1 : kLanes > 8 ? 2 : kLanes > 4 ? 4 : 8;
     constexpr bool kWholeLines = kHeads * Tile::kRowBytes % 128 == 0;
@@ -167,9 +170,9 @@ class FewRowsPipeline {
   const uint32_t own_ids_;  // where this lane's page id of stage 0 is
   const int32_t* const ids_;
   const int32_t heads_end_;
-  Step asked_;   // the next one whose page ids are requested
-  Step copied_;  // the next one whose keys are requested
-  // The tensor k, or v for lanes that find values alone; strides in bytes.
+  Step asked_;   // the next step whose page ids are requested
+  Step copied_;  // the next step whose keys are requested
+  // The tensor k, or v for lanes that find only values; strides are in bytes.
   const unsigned char* data_;
   int64_t page_stride_;
   int64_t token_stride_;

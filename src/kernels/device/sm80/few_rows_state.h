@@ -8,16 +8,16 @@
 
 namespace flashplan::device {
 
-/// The attention state of up to 8 query rows for each of kHeads kv heads. Its matrix products have
-/// keys, or dims of values, as their 16 rows, and query rows as their 8 columns. Each lane has two
-/// of these query rows.
+/// The attention state of up to 8 query rows for each of kHeads kv heads. In its matrix products
+/// keys, or dims of values, are the 16 rows, and query rows are the 8 columns. Each lane has two of
+/// these query rows.
 template <typename T, int kHeads>
 class FewRowsState {
   using S = FewRowsShape<T, kHeads>;
   using Tile = typename S::Tile;
   static constexpr int kKeyTiles = S::kKeys / 16;
   static constexpr int kDimTiles = S::kDims / 16;
-  static constexpr int kLoads = Tile::kChunks / 2;  // of ldmatrix, for 16 rows
+  static constexpr int kLoads = Tile::kChunks / 2;  // ldmatrix instructions for 16 rows
   // 8-bit keys are widened to float16, whatever the dtype of the queries: to widen them to bfloat16
   // takes four times as many instructions.
   static constexpr DType kProduct = S::kBytes == 1 ? DType::kFloat16 : T::kQ;
@@ -38,7 +38,7 @@ class FewRowsState {
   /// The first of this lane's two rows.
   FLASHPLAN_DEVICE int own_row() const { return lane_ % 4 * 2; }
 
-  /// Loads what belongs to the heads from `first` on.
+  /// Loads the queries and scales of kHeads kv heads from `first` on.
   FLASHPLAN_DEVICE void load_queries(int32_t first) {
     const int row = min(lane_ / 4, block_.rows.num_rows - 1);
 #pragma unroll
@@ -58,7 +58,7 @@ class FewRowsState {
     is_scaled_ = false;
   }
 
-  /// Begins with no keys.
+  /// Resets the state to that of no keys.
   FLASHPLAN_DEVICE void reset() {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
@@ -76,8 +76,8 @@ class FewRowsState {
   FLASHPLAN_DEVICE void load_keys(Fragments& keys, uint32_t stage) const {
     load<false>(keys, stage + Tile::offset(lane_ % 16, lane_ / 16));
   }
-  /// Adds one step of keys to the state. `keys`: what load_keys() has loaded from `stage`, which
-  /// has the values too. `first_key`: the position of the first of them.
+  /// Adds one step of keys to the state. `keys`: what load_keys() has loaded from `stage`, where
+  /// the values of the step are, too. `first_key`: the position of the step's first key.
   FLASHPLAN_DEVICE void attend(const Fragments& keys, uint32_t stage, int32_t first_key) {
     scale_queries();
     Logits s;
@@ -103,7 +103,7 @@ class FewRowsState {
     multiply_values(s, values);
   }
 
-  /// The {shift, sum} of row `j` of this lane, over the keys of the warp. All lanes call it.
+  /// The {shift, sum} of row `j` of this lane, over the keys of the warp. All lanes must call it.
   FLASHPLAN_DEVICE float2 softmax(int head, int j) const {
     float sum = sum_[head][j];
 #pragma unroll
@@ -138,7 +138,8 @@ class FewRowsState {
 #pragma unroll
     for (int k = 0; k < kDimTiles; ++k) {
       uint32_t (&query)[2] = query_[head][k];
-      if constexpr (T::kWidensQueries) {  // by scale_queries(), once all loads are under way
+      if constexpr (T::kWidensQueries) {  // scale_queries() widens them, once all loads are under
+                                          // way
         query[0] = pair_at(from + k * 16);
         if constexpr (!kAligned) query[0] |= pair_at(from + k * 16 + 2) << 16;
         query[1] = 0;  // without a value, nvcc keeps all queries in local memory
@@ -153,17 +154,17 @@ class FewRowsState {
     }
   }
 
-  /// The variant with the scale of keys of head `head`, of 0 to kHeads - 1.
+  /// The variant with the scale of keys of head `head`, which counts from 0 to kHeads - 1.
   FLASHPLAN_DEVICE typename T::Variant variant_of(int head) const {
     typename T::Variant variant(p_);
     variant.scale_logits(k_scales_[head]);
     return variant;
   }
 
-  /// Converts the queries to float16. Each row is multiplied by the power of two that brings its
-  /// largest element to [2^14, 2^15), and multiply_keys() divides the logits by it again. An
-  /// element becomes subnormal, and so loses bits, only if it is 2^28 times smaller than the
-  /// largest.
+  /// Widens 8-bit queries, or converts bfloat16 queries to float16, before the first product of a
+  /// head. In the conversion each row is multiplied by the power of two that brings its largest
+  /// element to [2^14, 2^15), and multiply_keys() divides the logits by it again. So an element
+  /// becomes subnormal, and loses bits, only if it is 2^28 times smaller than the largest.
   FLASHPLAN_DEVICE void scale_queries() {
     if constexpr (T::kWidensQueries) {
       if (!is_scaled_) widen_queries();
@@ -185,8 +186,8 @@ class FewRowsState {
       }
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, 2));
-      // The exponent of float32, within those for which both powers of two below are normal
-      // numbers.
+      // The biased exponent of `largest` in float32, clamped so that both powers of two below are
+      // normal numbers.
       const int exponent = min(max(__float_as_int(largest) >> 23, 15), 254);
       const float factor = __int_as_float((268 - exponent) << 23);  // 2^14 / 2^(exponent - 127)
       const float inverse = __int_as_float((exponent - 14) << 23);
@@ -209,7 +210,8 @@ class FewRowsState {
     if constexpr (T::kWidensQueries) {
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
-        k_scales_[h] *= query_scales_[h][0];  // not earlier: it would be waited for before the keys
+        k_scales_[h] *= query_scales_[h][0];  // not in load_queries(), where it would be waited for
+                                              // before the keys
 #pragma unroll
         for (uint32_t (&query)[2] : query_[h]) {
           const uint2 pairs = Element<T::kQuery>::widen(query[0]);
@@ -274,8 +276,8 @@ class FewRowsState {
     }
   }
 
-  /// Sets the logits of keys that causality, the window or the end of the tile hide to -infinity,
-  /// and those of keys on no page of the cache.
+  /// Sets logits to -infinity where causality, the window or the end of the tile hides the key, or
+  /// where the key's page id is outside of the cache.
   FLASHPLAN_DEVICE void mask(Logits& s, int32_t first_key) const {
     uint32_t exist = ~0U;  // bit i: key i of the step
     if (context_.load_on_pages() != kAllOnPages) {
@@ -369,7 +371,8 @@ class FewRowsState {
 #pragma unroll
             for (int j = 0; j < 4; ++j) values[j] = loaded[d][j];
           } else {
-            // A register has an even and an odd dim of one key, then those of the next key.
+            // A register has two neighbouring dims, even and odd, of one key, then those of the
+            // next key.
             const auto widen = [&](uint32_t bytes) {
               return dequantize<T::kKv, T::kWeight>(__byte_perm(bytes, 0, 0x3120));
             };
@@ -396,11 +399,11 @@ class FewRowsState {
   const KeySpan seen_by_all_;  // the keys that all rows see
   uint32_t query_[kHeads][kDimTiles][2];
   bool is_scaled_;
-  // The scales of this lane's two rows, if kScalesQueries; if T::kWidensQueries, those of the head,
-  // by which widen_queries() multiplies k_scales_.
+  // If kScalesQueries: the factors that undo the scaling of this lane's two rows. If
+  // T::kWidensQueries: the q_scale of the head, by which widen_queries() multiplies k_scales_.
   float query_scales_[kHeads][2];
   float k_scales_[kHeads];
-  // For this lane's two rows. The weight of a logit is exp2(scale * logit - shift).
+  // The softmax of this lane's two rows: the weight of a logit is exp2(scale * logit - shift).
   float shift_[kHeads][2];
   float sum_[kHeads][2];  // of the weights of this lane's keys
   float o_[kHeads][kDimTiles][4];

@@ -7,12 +7,12 @@
 
 namespace flashplan::device {
 
-/// Two rings in shared memory: the row addresses of tile i are in entry i % kEntries, its keys and
-/// values are in stage i % kStages. The step that uses tile i issues the copies of the keys of tile
-/// i + kStages - 1, and computes the row addresses of tile i + kStages. The page ids that these
-/// follow from are requested before: for few rows to registers, one step before (RowFinder); for
-/// many rows, where no registers are left, to a third ring, kStages - 1 steps before. All threads
-/// of the CTA make the same calls.
+/// Two rings in shared memory: entry i % kEntries has the row addresses of tile i, and stage i %
+/// kStages its keys and values. The step that uses tile i issues the copies of the keys and values
+/// of tile i + kStages - 1, and computes the row addresses of tile i + kStages. The page ids of
+/// these addresses are requested earlier: for few rows one step earlier, to registers (RowFinder);
+/// for many rows, where no registers are left, kStages - 1 steps earlier, to a third ring. All
+/// threads of the CTA make the same calls.
 template <typename T, typename S>
 class KeyPipeline {
  public:
@@ -60,7 +60,7 @@ class KeyPipeline {
         finder_.store(rows[entry], p_.tensors.pages, table_address(entry), on_pages());
       }
       request_rows(rows_, keys);
-      // Without 16-byte copies, warps copy rows that other warps have found.
+      // Without 16-byte copies, warps copy rows whose addresses other warps have stored.
       copies_16_bytes_ ? __syncwarp() : __syncthreads();
     } else {
 #pragma unroll 1
@@ -94,9 +94,10 @@ class KeyPipeline {
     }
   }
 
-  /// Waits for the next tile; `is_first`: it is the first one of a head.
+  /// Waits until the next tile has arrived. `is_first`: it is the first tile of a head.
   FLASHPLAN_DEVICE void wait(bool is_first) const {
-    // A separate query buffer is filled by the latest group of copies.
+    // The queries of a head, if they have a buffer of their own, are the latest group of copies, so
+    // all groups are waited for.
     if (!S::kQueryInStage && S::kStages > 2 && is_first) {
       cp_async_wait<0>();
     } else {
@@ -105,15 +106,16 @@ class KeyPipeline {
     __syncthreads();
   }
 
-  /// Begins the step that uses `tile`; `keys` are those of the work tile. The result is an argument
-  /// of copy().
+  /// Begins the step that uses `tile`. `keys`: the keys of the work tile. The result must be passed
+  /// to copy() as `copies`.
   FLASHPLAN_DEVICE bool begin_step(const Cursor& tile, const KeySpan& keys) const {
     return begin_issue(later(entry_, S::kStages - 1),
                        kEachStep ? next_ : tile.template later<S::kStages - 1>(keys),
                        tile.kv_head());
   }
 
-  /// Starts this thread's copies. Must be called once in each step.
+  /// Starts this thread's copies of a later tile, and of page ids. Must be called once in each
+  /// step.
   FLASHPLAN_DEVICE void copy(bool copies, const Cursor& tile, const KeySpan& keys) const {
     if (copies) copy_keys_and_values(later(entry_, S::kStages - 1));
     if constexpr (!kFindsOwnRows) {
@@ -142,8 +144,8 @@ class KeyPipeline {
   }
 
  private:
-  // Whether each step computes row addresses. If not, the values for this are computed only in the
-  // steps that do, so that they hold no registers in the others.
+  // Whether every step computes row addresses. If not, what this takes is computed only in the
+  // steps that do, so that it holds no registers in the others.
   static constexpr bool kEachStep = S::kTilesAtOnce == 1;
 
   FLASHPLAN_DEVICE const KeySpan& rarely_read(const KeySpan& keys) const {
@@ -169,22 +171,22 @@ class KeyPipeline {
     return reinterpret_cast<const int32_t*>(
         load_shared_pointer(shared_address(&context_.page_ids)));
   }
-  /// The address of the word of kAllOnPages.
+  /// The address of the CTA's word in shared memory that is kAllOnPages or kSomeOffPages.
   FLASHPLAN_DEVICE uint32_t on_pages() const { return shared_address(&context_.on_pages); }
-  /// Requests the page ids of the tile `asked_`, which becomes the next one.
+  /// Requests the page ids of the tile `asked_`, and sets `asked_` to the next tile.
   FLASHPLAN_DEVICE void request_rows(typename Finder::Rows& rows, const KeySpan& keys) {
     finder_.request(rows, asked_, keys, context_.first_seen, p_.tensors.pages, ids_, block_.kv_row);
     asked_ = asked_.template later<1>(keys);
   }
   /// Starts the copies of the page ids of kTilesAtOnce tiles, from tile() on, to `entry` and the
-  /// entries after it. For the other entries of the group there is nothing to do.
+  /// entries after it, if `entry` is the first of a group of kTilesAtOnce; else does nothing.
   template <typename Tile>
   FLASHPLAN_DEVICE void copy_page_ids(int entry, const KeySpan& keys, Tile tile) const {
     if (entry % S::kTilesAtOnce != 0 || p_.tensors.pages.ids == nullptr) return;
     tile().template copy_page_ids<S::kTilesAtOnce>(ids_address(entry), p_.tensors.pages,
                                                    request_ids(), keys, opaque(thread_));
   }
-  /// Computes the row addresses of these tiles from their page ids.
+  /// Computes the row addresses of kTilesAtOnce tiles from their page ids, for the same entries.
   template <typename Tile>
   FLASHPLAN_DEVICE void find_rows(int entry, const KeySpan& keys, Tile tile) const {
     if (entry % S::kTilesAtOnce != 0) return;
@@ -196,9 +198,10 @@ class KeyPipeline {
   using KeyCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimQk, T::kTileKv, T::kThreads>;
   using ValueCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimVo, T::kTileKv, T::kThreads>;
 
-  /// Prepares the copy of a tile to its stage, unless it lies past the last head. A head's first
-  /// tile also brings the queries. Rows that are not aligned, are in two parts, or have fewer dims
-  /// than the kernel, are copied here. True if copy_keys_and_values() has to follow.
+  /// Begins to copy a tile to its stage, unless it lies past the last head. With the first tile of
+  /// a head the queries are copied, too. Rows that are not aligned, are in two tensors, or have
+  /// fewer dims than the kernel, are copied here; for all others this returns true, and
+  /// copy_keys_and_values() must follow.
   FLASHPLAN_DEVICE bool begin_issue(int entry, const Cursor& tile, int32_t head) const {
     if (tile.kv_head() != head && tile.kv_head() >= context_.heads_end()) return false;
     const uint32_t to = stage_address(stage_of(entry));
@@ -226,8 +229,8 @@ class KeyPipeline {
     return false;
   }
 
-  /// Copies the keys of the tile that begins at `tile_begin`, also if their last dims are in a
-  /// tensor of their own.
+  /// Copies the keys of the tile that begins at `tile_begin`, also if their last dims are in
+  /// another tensor.
   static __device__ __noinline__ void copy_any_keys(const AttentionParams& p,
                                                     const TileContext& context, uint32_t to,
                                                     uint32_t table, int32_t tile_begin,
@@ -281,7 +284,7 @@ class KeyPipeline {
   const uint32_t base_;
   const int thread_;
   const bool copies_16_bytes_;
-  Cursor next_;   // the tile whose keys are requested next, if each step computes row addresses
+  Cursor next_;   // the tile that is copied next; only kept up to date if kEachStep
   Cursor asked_;  // the tile whose page ids are requested next
   // If kFindsOwnRows: the page ids of the request, and the rows whose addresses are stored next.
   const int32_t* ids_ = nullptr;

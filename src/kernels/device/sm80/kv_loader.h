@@ -50,13 +50,13 @@ struct alignas(16) KvRow {
   const unsigned char* v;
 
   static constexpr int kPitch = 16;       // bytes from row to row of a table
-  static constexpr int kValueOffset = 8;  // of v
+  static constexpr int kValueOffset = 8;  // byte offset of v
 };
 static_assert(sizeof(KvRow) == KvRow::kPitch);
 
-/// Walks through the key tiles of a work tile, head after head. Keys past the last one repeat the
-/// last one, and those before the first one that any row sees repeat that one: their logits are
-/// masked or not computed.
+/// Walks through the key tiles of a work tile, head after head. In place of keys past the last one
+/// the last key is read, and in place of keys before the first one that any row sees, that one: the
+/// logits of such keys are masked or not computed.
 template <DType kKv, int kTileKv, int kThreads>
 class KvCursor {
  public:
@@ -73,7 +73,7 @@ class KvCursor {
     if (keys.end - tile_begin_ > kTiles * kTileKv) {
       tile.tile_begin_ += kTiles * kTileKv;
     } else {
-      int num_tiles = 0;  // of another head
+      int num_tiles = 0;  // tiles by which the result is past the first tile of its head
       if constexpr (kTiles > 1) {
         const int tiles_of_head = (keys.end - keys.begin - 1) / kTileKv + 1;
         num_tiles = kTiles - ((keys.end - tile_begin_ - 1) / kTileKv + 1);
@@ -105,7 +105,7 @@ class KvCursor {
   }
 
   /// Writes the KvRows of the next kTiles tiles to `table`, given their page ids. `first_seen`: the
-  /// first key that any row sees. `on_pages`: the address of the word for kAllOnPages.
+  /// first key that any row sees. `on_pages`: the address of the CTA's word that is kAllOnPages.
   template <int kTiles>
   FLASHPLAN_DEVICE void find_rows(uint32_t table, uint32_t page_ids, const AttentionParams& p,
                                   int32_t kv_row, KeySpan keys, int32_t first_seen,
@@ -122,8 +122,8 @@ class KvCursor {
       bool exists = true;
       if (paged) {
         in_page = row_in_page(p.tensors.pages, key);
-        // The id is at the page's first key in the tile, which is the tile's first key if the page
-        // begins before the tile.
+        // The page id was copied to the place of the page's first key in the tile, which is the
+        // first key of the tile if the page begins before the tile.
         const int key_of_tile = static_cast<int>(key) - tile.tile_begin_;
         const int first =
             index / kTileKv * kTileKv + key_of_tile - min(key_of_tile, static_cast<int>(in_page));
@@ -150,7 +150,7 @@ class KvCursor {
       store_shared_4(on_pages, kSomeOffPages);
       store([](const KvView&) { return zero_row(); });
     };
-    // In the common case there is no branch between the keys of a thread, so that their latencies
+    // There is no branch between the keys of a thread in the common case, so that their latencies
     // overlap.
     const bool paged = p.tensors.pages.ids != nullptr;
     if (!is_of_one_head<kTiles>(keys)) {
@@ -176,7 +176,7 @@ class KvCursor {
   }
 
   /// Calls f(tile, key, index) for this thread's keys of the next kTiles tiles; `index` counts the
-  /// keys of all these tiles. It takes as many tiles at a time as there are threads for.
+  /// keys of all these tiles. Handles as many tiles at a time as there are threads for.
   template <int kTiles, typename Function>
   FLASHPLAN_DEVICE void for_each_key(KeySpan keys, int thread, Function f) const {
     constexpr int kAtOnce = kTiles < kThreads / kTileKv ? kTiles : kThreads / kTileKv;
@@ -197,7 +197,7 @@ class KvCursor {
     }
   }
 
-  /// The same for tiles for which is_of_one_head().
+  /// Does what for_each_key() does, for tiles that is_of_one_head() is true for.
   template <int kTiles, typename Function>
   FLASHPLAN_DEVICE void for_each_key_of_head(int thread, Function f) const {
     static_assert(kTiles * kTileKv % kThreads == 0 || kTiles * kTileKv < kThreads);
@@ -215,9 +215,9 @@ class KvCursor {
   int32_t kv_head_;
 };
 
-/// Copies rows to shared memory by all threads, 16 bytes at a time. At least 8 (or 4) lanes copy a
-/// row, so that they read whole 128-byte lines; more if there are more threads than rows, so that a
-/// thread holds fewer addresses.
+/// Copies rows to shared memory by all threads, 16 bytes at a time. At least 8 lanes copy a row (4
+/// if it has no multiple of 128 bytes), so that they read whole 128-byte lines; more if there are
+/// more threads than rows, so that a thread holds fewer addresses.
 template <int kBytes, int kHeadDim, int kRows, int kThreads>
 struct TileCopy {
   using Tile = SharedTile<kHeadDim * kBytes>;
@@ -236,7 +236,8 @@ struct TileCopy {
   /// Starts this thread's copies of its i-th row, which is at `from`.
   static FLASHPLAN_DEVICE void copy(uint32_t tile, const unsigned char* from, int i, int thread) {
     const int lane = thread & (kLanesPerRow - 1);
-    // If all rows of a thread have the same permutation, one register is enough for them.
+    // If a thread's rows are a multiple of 8 apart, they all have the same permutation, and one
+    // address register is enough for them.
     const uint32_t to =
         tile + (kRowStep % 8 == 0 ? Tile::offset(row(0, thread), lane) +
                                         static_cast<uint32_t>(i * kRowStep * Tile::kRowBytes)
@@ -247,8 +248,8 @@ struct TileCopy {
     }
   }
 
-  /// All copies, for rows of `head_dim` <= kHeadDim; `vectorized`: 16 bytes at a time. The dims
-  /// behind them become zeros.
+  /// Starts all of this thread's copies, for rows of `head_dim` <= kHeadDim; `vectorized`: 16 bytes
+  /// at a time. Missing dims become zeros.
   static __device__ __noinline__ void copy_any(uint32_t tile, uint32_t table, int head_dim,
                                                bool vectorized, int thread) {
     if (!vectorized) {
@@ -276,9 +277,10 @@ struct TileCopy {
   }
 };
 
-/// Copies ragged keys in two parts to shared memory by all threads: those of the tile that begins
-/// at key `tile_begin`. `table` has the addresses of their first parts; `seen`: the keys from the
-/// first one that any row sees to the last one, of a request whose first row is `kv_row`.
+/// Copies ragged keys whose dims are in two tensors to shared memory by all threads: the keys of
+/// the tile that begins at key `tile_begin`. `table` has the addresses of their first parts.
+/// `seen`: the keys from the first one that any row sees to the last one. `kv_row`: the first row
+/// of the request.
 template <int kBytes, int kHeadDim, int kRows, int kThreads>
 FLASHPLAN_DEVICE void copy_key_parts(uint32_t tile, uint32_t table, const AttentionParams& p,
                                      int32_t kv_row, KeySpan seen, int32_t tile_begin, int thread) {

@@ -11,7 +11,8 @@ template <typename S>
 struct Logits {
   float tiles[S::kMmaM][S::kLogitKeys / 8][4];
 
-  /// Applies the variant. The first key is number `begin` of the request.
+  /// Applies the variant's bodies `logits` and `mask`. `begin`: the position of the first key in
+  /// the request.
   template <typename Variant>
   FLASHPLAN_DEVICE void transform(const AttentionParams& p, const RowBlock& block,
                                   const Variant& variant, int thread, int32_t begin, int head) {
@@ -77,7 +78,7 @@ struct Logits {
     for (int m = 0; m < S::kMmaM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        // As above, rows of padding are never written.
+        // As in mask(), rows of padding are never written.
         const int row = min(place.row(m, half), block.rows.num_rows - 1);
         const uint32_t token = block.rows.token(row, p.schedule.group_size);
 #pragma unroll
@@ -96,8 +97,8 @@ struct Logits {
     }
   }
 
-  /// Masks the keys whose page ids, in `ids`, are none of the cache. The first key of the logits is
-  /// number `first_key` of the request.
+  /// Masks the keys whose page ids are outside of the cache. `ids`: the page ids of the request.
+  /// The first key of the logits is number `first_key` of the request.
   FLASHPLAN_DEVICE void mask_pages(const AttentionParams& p, const RowBlock& block,
                                    const int32_t* ids, int thread, int32_t first_key) {
     const WarpPlace<S> place(opaque(thread));

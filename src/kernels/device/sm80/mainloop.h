@@ -52,7 +52,7 @@ class Mainloop {
             if constexpr (!T::Variant::kRotates) pipeline_.copy(copies, tile, keys);
           };
           if constexpr (T::Variant::kRotates) {
-            pipeline_.copy(copies, tile, keys);  // meanwhile
+            pipeline_.copy(copies, tile, keys);  // these copies run while the stage is rotated
             TileRotator<T, S>(p_, block_, variant_, thread_)
                 .rotate(pipeline_.stage_address(pipeline_.stage()), base_ + S::kQuery,
                         keys.end - left, head, is_first);
@@ -68,7 +68,7 @@ class Mainloop {
           left -= T::kTileKv;
         } while (left > left_after);
         if (!S::kQueryInStage && computes_ && left <= 0 && head + 1 < context_.heads_end()) {
-          __syncwarp();  // and warps that share rows waited for each other's logits
+          __syncwarp();  // all lanes have read the queries, and so have warps that share rows
           copy_own_queries(head + 1);
         }
         if (S::kWarpsVo == 1 || computes_) softmax_.finish(peers());
@@ -84,7 +84,7 @@ class Mainloop {
       // fetched late. In a kernel that is compiled at run time with two bodies, both bodies call
       // the same function instead, which compiles faster.
       if constexpr (T::Variant::kIsBuiltIn || T::kFewRowsAlone) {
-        constexpr bool kFewRows = S::kRows <= 16;  // and maybe many states
+        constexpr bool kFewRows = S::kRows <= 16;  // but maybe many states
         arrive_and_merge<T, kFewRows ? 1 : 4, kFewRows ? 16 : 2, !kFewRows>(p_, context_, thread_);
       } else {
         arrive_and_merge_any<T>(p_, context_, thread_);
@@ -93,14 +93,17 @@ class Mainloop {
   }
 
  private:
-  static constexpr int kMmaRowBytes = 16 * T::kHeadDimQk * S::kQueryBytes;  // of queries
+  static constexpr int kMmaRowBytes =
+      16 * T::kHeadDimQk * S::kQueryBytes;  // bytes of 16 query rows
   using Pipeline = KeyPipeline<T, S>;
-  // For 8-bit keys, where queries are read in every step.
+  // With 8-bit keys the dims of queries are permuted in shared memory, if fragments are read from
+  // there in every step.
   static constexpr bool kPermutesQueries = T::kIsNarrow && !S::kQueryInRegisters;
   static constexpr bool kWidensInShared = T::kWidensQueries && !S::kQueryInRegisters;
   static constexpr int kOwnQueries = S::kMmaM * 16 / S::kWarpsVo;  // rows that this warp copies
 
-  /// Gives the logits the scale of a kv head, where each may have its own.
+  /// Multiplies the scale of logits by that of kv head `head`, if kv heads have scales of their
+  /// own.
   FLASHPLAN_DEVICE void set_head(int32_t head) {
     if (!has_head_scales<T>(p_)) return;
     variant_ = typename T::Variant(p_);
@@ -114,7 +117,7 @@ class Mainloop {
 
   FLASHPLAN_DEVICE RowPeers<S> peers() const { return {base_ + S::kPeers, opaque(thread_)}; }
 
-  /// Stores the keys that this warp's rows see.
+  /// Stores in shared memory which keys this warp's rows see.
   FLASHPLAN_DEVICE void find_visible() const {
     const int first = WarpPlace<S>(thread_).first_row();
     const int last = min(first + S::kMmaM * 16, block_.rows.num_rows) - 1;
@@ -188,7 +191,7 @@ class Mainloop {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int dim = query_fragment_dim<T::kKv>(k, i, place.lane);
-        if (dim >= p_.tensors.head_dim_qk) continue;  // zeros stay zeros
+        if (dim >= p_.tensors.head_dim_qk) continue;  // dims of padding stay zeros
         const ElementPosition at =
             element_position(p_, block_.rows, block_.position, head, place.row(m, i % 2), dim);
         a[i] = transformed<T::kQ>(a[i], [&](float x, int j) {
@@ -209,8 +212,8 @@ class Mainloop {
     }
   }
 
-  /// Gives the registers of queries a value. Otherwise the compiler takes them as in use before the
-  /// tile, and spills them in the code of the other tile shapes.
+  /// Gives the query registers a value. Otherwise the compiler takes them as live before the tile,
+  /// and spills them in the code of the other tile shapes.
   FLASHPLAN_DEVICE void reset_queries() {
     for (auto& fragments : query_) {
       for (auto& fragment : fragments) {
@@ -238,7 +241,7 @@ class Mainloop {
     constexpr int kParts = S::kKeysPerWarp / S::kKeysAtOnce;
     const uint32_t from = pipeline_.stage_address(stage);
     const int warp_key = WarpPlace<S>(opaque(thread_)).warp_kv * S::kKeysPerWarp;
-    // Counted from the first key of the tile.
+    // The keys that rows see, counted from the first key of the tile.
     VisibleKeys visible = __builtin_bit_cast(VisibleKeys, load_shared_16(visible_address()));
     visible.to_any = {visible.to_any.begin - first_key, visible.to_any.end - first_key};
     visible.to_all = {visible.to_all.begin - first_key,
@@ -281,7 +284,7 @@ class Mainloop {
                                                 head);
       if (visible.to_all.begin > own_key || visible.to_all.end < own_key + S::kLogitKeys) {
         asm volatile("");  // keeps this a branch instead of selects for every tile
-        // Kernels that are compiled at run time have one copy of this.
+        // Kernels that are compiled at run time have one instance of mask(), to compile faster.
         if (!T::Variant::kIsBuiltIn || visible.to_all.begin > own_key) {
           s.template mask<true>(p_, block_, thread_, first_key, own_key);
         } else {
@@ -308,7 +311,7 @@ class Mainloop {
   }
 
   /// o_ += weights of `s` * v, for the keys from kBegin on. It takes S::kWeightsAtOnce keys at a
-  /// time: the weights of more keys would have to move to other registers meanwhile. The first key
+  /// time: the weights of more keys would not fit into registers beside the logits. The first key
   /// of `s` is number `key` of the tile, whose first key is number `first_key` of the request.
   template <int kBegin>
   FLASHPLAN_DEVICE void add_values(Logits<S>& s, uint32_t v_tile, int32_t first_key, int key,
@@ -329,7 +332,8 @@ class Mainloop {
     }
   }
 
-  /// The same where warps share rows, for the keys of all these warps.
+  /// Does what add_values() does where warps share rows: exchanges weights with these warps, and
+  /// adds the values of the keys of all of them.
   FLASHPLAN_DEVICE void add_values_of_peers(Logits<S>& s, uint32_t v_tile, int32_t first_key,
                                             int key, int head) {
     if constexpr (T::Variant::kUseSoftmax) {
@@ -373,7 +377,7 @@ class Mainloop {
   unsigned char* const smem_;
   const uint32_t base_;
   const int thread_;
-  const bool computes_;  // not in a warp without keys
+  const bool computes_;  // false in a warp that has no keys to compute
   Pipeline pipeline_;
 
   OnlineSoftmax<S::kMmaM> softmax_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merging partial results by all threads of a CTA.
+// Merges partial results by all threads of a CTA.
 #pragma once
 
 #include "kernels/device/merge_part.h"
@@ -74,9 +74,9 @@ FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const Merge& merg
   }
 }
 
-/// The same for few rows of each of `num_heads` kv heads; the partial rows of a head follow those
-/// of the head before it. A warp merges one row at a time, and each lane four of its dims. The
-/// weights of 32 states are computed at once, one by each lane.
+/// Merges the states of few rows of each of `num_heads` kv heads; the partial rows of a head follow
+/// those of the head before it. A warp merges one row at a time, and each lane four of its dims.
+/// The weights of 32 states are computed at once, one by each lane.
 template <typename T>
 FLASHPLAN_DEVICE void merge_few_rows(const AttentionParams& p, const Merge& merge,
                                      int32_t num_heads) {
@@ -85,7 +85,7 @@ FLASHPLAN_DEVICE void merge_few_rows(const AttentionParams& p, const Merge& merg
   static_assert(T::kHeadDimVo <= 128);
   const typename T::Variant variant(p);
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int dim = lane * 4 % T::kHeadDimVo;  // lanes behind the last dim repeat others
+  const int dim = lane * 4 % T::kHeadDimVo;  // lanes past the last dim repeat other dims
   const int32_t num_rows = merge.rows.num_rows;
 #pragma unroll 1
   for (int r = static_cast<int>(threadIdx.x) / 32; r < num_rows * num_heads;
@@ -162,7 +162,7 @@ __device__ __noinline__ void merge_with_prefixes(const AttentionParams& p,
     MergedRow merged[kCount];
     float4 o[kCount];
     int64_t at[kCount];      // the next state's partial row
-    int32_t left[kCount];    // states
+    int32_t left[kCount];    // states of the current merge that are not added yet
     int32_t parent[kCount];  // the merge of the next prefix
     const auto begin = [&](int r, const Merge& from) {
       left[r] = from.num_states;

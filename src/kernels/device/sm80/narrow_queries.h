@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// 8-bit queries. In tiles of many rows they arrive in the upper halves of the rows that they fill
-// as float16, and are widened there once for all keys.
+// 8-bit queries. In work tiles of many rows they are copied to the upper halves of the rows that
+// they fill as float16, and are widened in place, once for all keys.
 #pragma once
 
 #include "abi/params.h"
@@ -45,8 +45,8 @@ FLASHPLAN_DEVICE void copy_narrow_queries(uint32_t tile, int head_dim, bool vect
 }
 
 /// Widens the queries that copy_narrow_queries() has brought to rows [first_row, + kRows), and puts
-/// their dims into the order of permute_query_dims(). A row is widened from its first dims on: what
-/// it writes over has been read before, by any lane of the warp.
+/// their dims into the order of permute_query_dims(). A row is widened from its first dims on, so
+/// that bytes are read, by whichever lane, before they are written over.
 template <DType kQuery, int kHeadDim, int kRows>
 FLASHPLAN_DEVICE void widen_query_dims(uint32_t q_tile, int first_row, int lane) {
   using Tile = SharedTile<kHeadDim * 2>;

@@ -6,10 +6,10 @@
 
 namespace flashplan::device {
 
-/// Finds the addresses of the rows that a group of lanes copies in TileCopy, by these lanes alone:
-/// no warp waits for another one. Lanes take the addresses of keys and values in turn. Page ids are
-/// loaded to registers, at least a step before they are used: a load waits behind the copies that
-/// are on their way.
+/// Finds the addresses of the rows that a group of lanes copies in TileCopy, by these lanes alone,
+/// so that no warp waits for another one. Even lanes find rows of keys, odd ones rows of values.
+/// Page ids are loaded to registers at least a step before they are used, because a load waits
+/// behind the copies that are under way.
 template <typename T>
 class RowFinder {
   using Copy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimQk, T::kTileKv, T::kThreads>;
@@ -20,11 +20,11 @@ class RowFinder {
 
  public:
   using Cursor = KvCursor<T::kKv, T::kTileKv, T::kThreads>;
-  /// With 256 dims, or one CTA per SM, there are no registers left.
+  /// False with one CTA per SM, as with 256 dims, because no registers are left there.
   static constexpr bool kIsSupported =
       T::kCtasPerSm == 2 && Copy::kLanesPerRow == ValueCopy::kLanesPerRow;
 
-  /// A lane's addresses of a tile: those inside of pages, and the pages.
+  /// A lane's row addresses in a tile: where each would be in page 0, and its page id.
   struct Rows {
     const unsigned char* in_page[kAddresses];
     uint32_t pages[kAddresses];
@@ -40,12 +40,13 @@ class RowFinder {
   }
 
   /// Requests the page ids of `tile`. `ids` is the row of the page table, or null for ragged keys,
-  /// which begin at row `kv_row` of k and v. `first_seen`: the first key that any row sees. Keys
-  /// before it repeat it, and those past the last one repeat that one.
+  /// which begin at row `kv_row` of k and v. `first_seen`: the first key that any row sees, which
+  /// is read in place of keys before it, as the last key is in place of keys past it.
   FLASHPLAN_DEVICE void request(Rows& rows, const Cursor& tile, const KeySpan& keys,
                                 int32_t first_seen, const PageTable& pages, const int32_t* ids,
                                 int32_t kv_row) const {
-    uint32_t row[kAddresses];  // first in the request, then in the page or in k and v
+    uint32_t row[kAddresses];  // the key's number in the request, then its row in its page or in
+                               // ragged k and v
 #pragma unroll
     for (int a = 0; a < kAddresses; ++a) {
       const int32_t key = max(tile.tile_begin() + row_of(a), first_seen);
@@ -68,8 +69,8 @@ class RowFinder {
     for (int a = 0; a < kAddresses; ++a) rows.in_page[a] = head + row[a] * token_stride_;
   }
 
-  /// Writes the addresses to `table`, a KvRow for each row of the tile. `on_pages`: the address of
-  /// the CTA's word of kAllOnPages.
+  /// Writes the addresses to `table`, which has a KvRow for each row of the tile. `on_pages`: the
+  /// address of the CTA's word that is kAllOnPages.
   FLASHPLAN_DEVICE void store(const Rows& rows, const PageTable& pages, uint32_t table,
                               uint32_t on_pages) const {
     bool exist = true;
@@ -93,7 +94,8 @@ class RowFinder {
  private:
   static_assert(kLanes % 2 == 0);
   FLASHPLAN_DEVICE bool is_value() const { return (thread_ & 1) != 0; }
-  /// Counts the addresses of the group: key and value of its first row, of its second row, ...
+  /// The number of this lane's a-th address among those of the lanes that copy the same rows: key
+  /// and value of their first row, of their second row, ...
   FLASHPLAN_DEVICE int number(int a) const { return a * kLanes + (thread_ & (kLanes - 1)); }
   FLASHPLAN_DEVICE int row_of(int a) const {
     return Copy::row(0, thread_) + number(a) / 2 * Copy::kRowStep;
@@ -102,13 +104,13 @@ class RowFinder {
   FLASHPLAN_DEVICE bool has_address(int a) const {
     return kRowAddresses % kLanes == 0 || number(a) < kRowAddresses;
   }
-  /// Where it is stored in `table`.
+  /// Where the a-th address is stored in `table`.
   FLASHPLAN_DEVICE uint32_t place(uint32_t table, int a) const {
     return table + row_of(a) * KvRow::kPitch + (is_value() ? KvRow::kValueOffset : 0);
   }
 
   const int thread_;
-  // The tensor k or v; strides in bytes.
+  // The tensor whose rows this lane finds, k or v; strides are in bytes.
   const unsigned char* data_;
   int64_t page_stride_;
   int64_t token_stride_;

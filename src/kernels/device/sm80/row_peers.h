@@ -9,7 +9,8 @@ namespace flashplan::device {
 
 /// S::kWarpsVo warps share rows. Each computes the logits of its part of the keys, and the products
 /// of its part of the dims of v, for which it needs the weights of all keys. Weights are exchanged
-/// in shared memory. In a warp, four lanes share a row. Index [m][half] is that of OnlineSoftmax.
+/// in shared memory. Within a warp, four lanes share a row. Indices [m][half] are as in
+/// OnlineSoftmax.
 template <typename S>
 class RowPeers {
  public:
@@ -43,7 +44,7 @@ class RowPeers {
   }
 
   /// Stores this warp's weights, and waits for those of all warps that share rows. Between
-  /// load_weights() and this there must be a wait() or any().
+  /// load_weights() and the next exchange() there must be a wait() or any().
   template <DType kWeight, int kTiles>
   FLASHPLAN_DEVICE void exchange(const float (&weights)[S::kMmaM][kTiles][4]) const {
     constexpr int kSteps = kTiles / 2;
@@ -68,7 +69,9 @@ class RowPeers {
   }
 
  private:
-  FLASHPLAN_DEVICE int barrier() const { return 1 + at_.warp_q; }  // 0 is that of __syncthreads()
+  FLASHPLAN_DEVICE int barrier() const {
+    return 1 + at_.warp_q;
+  }  // named barrier 0 is that of __syncthreads()
   FLASHPLAN_DEVICE uint32_t fragment_address(int step, int m) const {
     return memory_ + ((step * S::kMmaM + m) * 32 + at_.lane) * 16;
   }
@@ -107,7 +110,7 @@ class RowPeers {
   }
 
   const WarpPlace<S> at_;
-  const uint32_t memory_;  // of these warps
+  const uint32_t memory_;  // of the warps that share these rows
 };
 
 }  // namespace flashplan::device

@@ -9,35 +9,35 @@
 
 namespace flashplan::device {
 
-/// `Choices`, but decodes with 80 dims read two kv heads together: their rows of 160 bytes begin
-/// and end inside the blocks of 64 bytes that memory is read in.
+/// `Choices` where decodes with 80 dims read two kv heads together, because their rows of 160 bytes
+/// begin and end inside the blocks of 64 bytes that memory is read in.
 template <typename Choices>
 struct With80Dims : Choices {
   static constexpr int kShortRowDims = 80;
 };
 
-/// The same choices for a kernel that is compiled at run time for batches of few rows. It has only
-/// the body for 16 rows, and so compiles in a third of the time. The planner cuts a request with
-/// more rows into row tiles of 16.
+/// `Choices` for a kernel that is compiled at run time for batches of few rows. It has only the
+/// body for 16 rows, and so compiles in a third of the time. The planner cuts a request with more
+/// rows into row tiles of 16.
 template <typename Choices>
 struct FewRowsAlone : Choices {
   static constexpr bool kFewRowsAlone = true;
   static constexpr int kShortRowDims = 0;
 };
 
-/// The sizes that follow from them on a GPU with kSmemPerSm KB of shared memory per SM.
+/// The sizes that follow from `Choices` on a GPU with kSmemPerSm KB of shared memory per SM.
 template <typename Choices, int kSmemPerSm>
 struct Tiling : Choices {
   static constexpr bool kIsNarrow = Element<Choices::kKv>::kBytes == 1;
 
-  // An SM has 8 warps, in two CTAs. There is one CTA where 128 rows x 256 dims take half of the
-  // registers, or where 100 KB do not hold the queries and keys of two.
+  // An SM runs 8 warps: in two CTAs, or in one where 128 rows x 256 dims take half of the
+  // registers, or where 100 KB do not hold the queries and keys of two CTAs.
   static constexpr bool kIsWide = Choices::kHeadDimVo > 128;
   static constexpr bool kIsSmall = kSmemPerSm < 164;
   static constexpr int kCtasPerSm = kIsWide || kIsSmall ? 1 : 2;
   static constexpr int kThreads = 256 / kCtasPerSm;
-  // 16 rows of accumulators of more than 256 dims take two warps, and beside keys of so many dims
-  // there is room for the queries of 64 rows, on GPUs with 228 KB alone.
+  // With more than 256 dims, the accumulators of 16 rows take two warps. Beside keys of so many
+  // dims there is room for the queries of 64 rows, and only on GPUs with 228 KB.
   static constexpr bool kIsWidest = Choices::kHeadDimVo > 256;
   static constexpr int kFewWarpsVo = kIsWidest ? 2 : 1;
   static constexpr int kMostRows = kIsWidest ? 64 : 128;
@@ -47,8 +47,8 @@ struct Tiling : Choices {
   // bottleneck. The accumulators of 32 rows x 256 dims need two warps.
   static constexpr int kManyRows = kIsSmall || kIsWidest ? 16 : 32;
   static constexpr int kManyWarpsVo = kIsWide && !kIsSmall ? 2 : 1;
-  // The system takes 1 KB per CTA.
-  static constexpr int kStaticSmemBytes = 512;  // at most
+  // Of shared memory the system takes 1 KB per CTA.
+  static constexpr int kStaticSmemBytes = 512;  // of the kernel's __shared__ variables, at most
   static constexpr int kSmemBudget = (kSmemPerSm / kCtasPerSm - 1) * 1024 - kStaticSmemBytes;
 
   // The row addresses and page ids of a tile of keys.
@@ -84,7 +84,7 @@ struct Shape {
   static constexpr int kWarps = T::kThreads / 32;
   static constexpr int kMostWarpsKv = T::kTileKv / 16;
   static constexpr int kOtherWarps = kWarps / (kWarpsQ * kWarpsVo);
-  // Where two warps share rows, others do not compute, and only copy.
+  // Where two warps share rows, the warps that are left only copy.
   static constexpr int kWarpsKv = kWarpsVo > 1                 ? 1
                                   : kOtherWarps < kMostWarpsKv ? kOtherWarps
                                                                : kMostWarpsKv;
@@ -97,7 +97,8 @@ struct Shape {
   static constexpr bool kLeavesRegisters = !T::kIsNarrow || kWarpsVo > 1 || T::kHeadDimVo < 128;
   static constexpr int kMostAtOnce = kLeavesRegisters ? 64 : 32;
   static constexpr int kKeysAtOnce = kKeysPerWarp < kMostAtOnce ? kKeysPerWarp : kMostAtOnce;
-  static constexpr int kLogitKeys = kKeysAtOnce / kWarpsVo;  // of these, a warp's
+  static constexpr int kLogitKeys =
+      kKeysAtOnce / kWarpsVo;  // keys of kKeysAtOnce whose logits a warp computes
   static_assert(kLogitKeys % 16 == 0);
   // Keys whose weights are computed at a time: fewer where accumulators and logits take most of the
   // registers.
@@ -105,12 +106,12 @@ struct Shape {
   static constexpr int kWeightsAtOnce = kKeysAtOnce < kMostWeights ? kKeysAtOnce : kMostWeights;
 
   // For few rows every stage has room for queries, which are then kept in registers. For many rows
-  // there is one buffer, in which each warp copies its rows of the next head when it is done with
-  // those of the last.
+  // there is one buffer, to which each warp copies its rows of the next head when it no longer
+  // reads those of the last.
   static constexpr bool kQueryInStage = kRows <= 64 && !T::kIsWidest;
   static constexpr bool kQueryInRegisters = kQueryInStage || T::kHeadDimQk <= 64;
-  // The dtype that queries have in shared memory when their fragments are loaded: those of 8 bits
-  // that go to registers are widened there.
+  // The dtype that queries have in shared memory when their fragments are loaded. 8-bit queries
+  // that are kept in registers are widened there, others in shared memory.
   static constexpr DType kSharedQ = kQueryInRegisters ? T::kQuery : T::kQ;
   static constexpr int kQueryBytes = Element<kSharedQ>::kBytes;
   static constexpr int kQBytes = kRows * T::kHeadDimQk * kQueryBytes;
@@ -126,14 +127,14 @@ struct Shape {
   static constexpr int kTableBytes = T::kTileKv * T::kTableBytesPerKey;
   static constexpr int kIdBytes = T::kTileKv * T::kIdBytesPerKey;
   /// A multiple of the stages. If addresses are computed for several tiles at once, also a multiple
-  /// of twice as many tiles: the addresses of the previous ones are still in use.
+  /// of twice as many tiles, because the addresses of the previous tiles are still in use.
   static constexpr int entries(int stages, int tiles_at_once) {
     const int least = tiles_at_once == 1 ? 1 : 2 * tiles_at_once;
     int count = stages;
     while (count % least != 0) count += stages;
     return count;
   }
-  /// SharedTile needs an alignment.
+  /// The bytes of the ring's entries, rounded up to the alignment that SharedTile needs.
   static constexpr int ring_bytes(int num_entries) {
     return (num_entries * (kTableBytes + kIdBytes) + 127) / 128 * 128;
   }
@@ -156,14 +157,15 @@ struct Shape {
   static constexpr int kTilesAtOnce = most_tiles_at_once();
   static constexpr int kEntries = entries(kStages, kTilesAtOnce);
 
-  /// The begin of shared memory.
+  /// What dynamic shared memory begins with.
   struct alignas(128) Header {
-    VisibleKeys visible[kWarps];                  // to each warp's rows
+    VisibleKeys visible[kWarps];                  // for each warp, the keys that its rows see
     alignas(128) float2 stats[kWarps][8];         // (shift, sum) of 8 rows of each warp
     unsigned char tables[kEntries][kTableBytes];  // a KvRow for each key of a tile
-    int32_t ids[kEntries][T::kTileKv];            // its page id
+    int32_t ids[kEntries][T::kTileKv];            // the page id of each key of a tile
   };
-  // Behind it are the memory of peers and that for queries, which not all shapes have, then stages.
+  // After the header come the memory of RowPeers and that for queries, which not all shapes have,
+  // then the stages.
   static constexpr int kPeers = sizeof(Header);
   static constexpr int kQuery = kPeers + kWarps * kPeerBytes;
   static constexpr int kFirstStage = kQuery + (kQueryInStage ? 0 : kQBytes);
@@ -178,7 +180,7 @@ struct Shape {
   }
   static constexpr int kOutputDims = most_output_dims();
   static_assert(kOutputDims % 32 == 0);
-  /// The begin of a stage.
+  /// What a stage begins with.
   struct Stage {
     unsigned char keys[T::kKBytes];
     unsigned char values[T::kVBytes];
@@ -227,12 +229,12 @@ struct FewRowsShape {
   using Tile = SharedTile<kDims * kBytes>;
   static constexpr int kWarps = T::kThreads / 32;
   static constexpr int kKeys =
-      kHeads == 1 && kDims * kBytes <= 128 ? 32 : 16;  // of a warp and step
+      kHeads == 1 && kDims * kBytes <= 128 ? 32 : 16;  // keys that a warp takes in a step
   static constexpr int kStepKeys = kWarps * kKeys;
   static constexpr int kTileBytes = kKeys * Tile::kRowBytes;  // keys or values of one head
   static constexpr int kStageBytes = 2 * kHeads * kTileBytes;
   static constexpr int kIdsBytes = 32 * 4;  // each lane's page id of a step
-  /// What a warp tells the others.
+  /// What a warp stores for the others at the end of a head.
   struct State {
     int stage;  // where it has left its o, in bytes from the begin of the memory
     alignas(16) float2 softmax[8];  // {shift, sum} of each row
@@ -248,13 +250,14 @@ struct FewRowsShape {
     int32_t ids[kWarps][kStages][32];
     State states[kWarps];
   };
-  static_assert(kStageBytes % 128 == 0);  // SharedTile needs an alignment
+  static_assert(kStageBytes % 128 == 0);  // the alignment that SharedTile needs
   static constexpr int kSmemBytes = sizeof(Memory);
 
   static constexpr bool kIsSupported = short_row_dims<T>() > 0 && kStages >= 2;
 };
 
-/// The head dim of the decodes that FewRows takes; 0: none, or no room for the keys of two heads.
+/// The head dim of the decodes that FewRows takes; 0: none is compiled, or there is no room for the
+/// keys of two heads.
 template <typename T>
 constexpr int kPairedDims = FewRowsShape<T, 2>::kIsSupported ? short_row_dims<T>() : 0;
 

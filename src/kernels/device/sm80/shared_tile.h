@@ -6,30 +6,31 @@
 
 namespace flashplan::device {
 
-/// Rows of kRowBytes. The 16-byte chunks of a row change places with the row, so that the same
-/// chunk of 8 consecutive rows lies in 8 different groups of banks.
+/// Rows of kRowBytes. The order of the 16-byte chunks in a row depends on the row's number, so that
+/// chunk c of 8 consecutive rows lies in 8 different groups of banks.
 template <int kRowBytes_>
 struct SharedTile {
   static constexpr int kRowBytes = kRowBytes_;
   static constexpr int kChunks = kRowBytes / 16;
   static_assert(kRowBytes % 32 == 0);
 
-  /// What a row's chunk numbers are combined with.
+  /// The number that a row's chunk numbers are XORed with.
   static FLASHPLAN_DEVICE int permutation(int row) {
     if constexpr (kChunks % 8 == 0) {
       return row & 7;
     } else if constexpr (kChunks % 4 == 0) {
-      return (row >> 1) & 3;  // two rows, or one and a half, fill the banks
+      return (row >> 1) & 3;  // rows of 64 or 192 bytes: every second one begins at the same bank
     } else {
-      return (row >> 2) & 1;  // four rows take the even, or the odd, groups of banks
+      return (row >> 2) &
+             1;  // rows of an odd multiple of 32 bytes: every fourth one begins at the same bank
     }
   }
   static FLASHPLAN_DEVICE uint32_t offset(int row, int chunk) {
     return static_cast<uint32_t>(row * kRowBytes + ((chunk ^ permutation(row)) << 4));
   }
-  /// From the address of chunk 0 of a row to that of `chunks` further on, or from that of chunk 1
-  /// if `chunks` is even: one register serves all of a row, since tiles are aligned to the 128
-  /// bytes that are permuted.
+  /// Moves an address in a row `chunks` chunks further on. It must be that of chunk 0, or if
+  /// `chunks` is even of chunk 1. One register then serves all of a row, since tiles are aligned to
+  /// the 128 bytes within which chunks are permuted.
   static FLASHPLAN_DEVICE uint32_t advance(uint32_t address, int chunks) {
     constexpr int kPermuted = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
     return (address ^ static_cast<uint32_t>(chunks % kPermuted << 4)) +

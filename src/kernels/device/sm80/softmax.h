@@ -26,8 +26,8 @@ struct OnlineSoftmax {
     }
   }
 
-  /// Must be called before weigh() for new logits: raises the shift where it is too small for them,
-  /// and rescales o and the sums. `peers`: RowPeers.
+  /// Raises the shift of rows where it is too small for new logits, and rescales o and the sums.
+  /// Must be called before weigh() for these logits. `peers`: RowPeers.
   template <int kKeyTiles, int kDimTiles, typename Peers>
   FLASHPLAN_DEVICE void rescale(const float (&s)[kMmaM][kKeyTiles][4],
                                 float (&o)[kMmaM][kDimTiles][4], float scale, const Peers& peers) {
@@ -110,7 +110,7 @@ struct OnlineSoftmax {
     }
   }
 
-  /// Completes the sums.
+  /// Adds the sums of all lanes and warps that share a row.
   template <typename Peers>
   FLASHPLAN_DEVICE void finish(const Peers& peers) {
     peers.sum_of_rows(sum);

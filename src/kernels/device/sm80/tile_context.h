@@ -13,26 +13,27 @@ namespace flashplan::device {
 struct TileContext {
   WorkTile tile;
   int32_t chunk_kv;  // keys of one state; larger than any length without batch_invariant
-  // Begins at an odd word. At an even one nvcc would load its fields in pairs, and spill for head
-  // dim 256.
+  // `block` begins at an odd 32-bit word. At an even one nvcc would load its fields in pairs, and
+  // spill registers for head dim 256.
   RowBlock block;
   int32_t first_seen;        // the first key that any row sees
   int32_t first_masked_key;  // the first key that the caller's mask of bits covers
   int32_t on_pages;          // kAllOnPages or kSomeOffPages
   const int32_t* page_ids;   // of the segment; null: ragged
-  Merge merge;               // of the first head, if tile.merge >= 0; loaded together with keys
-  uint32_t is_last;          // a bit for each of up to 32 merges: this CTA was the last to arrive
-  MergePart part;            // of `merge`, which this CTA has to merge
-  bool is_final;             // the queue ends with this tile
+  Merge merge;  // record of the first head's merge, if tile.merge >= 0; it is loaded together with
+                // keys
+  uint32_t is_last;  // a bit for each of up to 32 merges: this CTA was the last to arrive
+  MergePart part;    // of `merge`, which this CTA has to merge
+  bool is_final;     // the queue ends with this tile
 
   FLASHPLAN_DEVICE int32_t heads_end() const { return tile.kv_head + tile.num_kv_heads; }
-  /// on_pages as it is now: loaders change it while others wait for the keys.
+  /// Loads on_pages anew, because loaders may change it while other warps wait for the keys.
   FLASHPLAN_DEVICE int32_t load_on_pages() const {
     return static_cast<int32_t>(load_shared_4(shared_address(&on_pages)));
   }
 
-  /// `tile_kv` is the number of keys of a step. Real lengths change `block`; `tile` keeps the keys
-  /// that were planned.
+  /// Makes `work_tile` the current one. `tile_kv` is the number of keys of a step. Real lengths
+  /// change `block`; `tile` keeps the keys that were planned.
   FLASHPLAN_DEVICE void assign(const AttentionParams& p, int32_t tile_kv, const WorkTile& work_tile,
                                const Segment& segment, bool ends_queue) {
     tile = work_tile;
@@ -52,8 +53,8 @@ static_assert(__builtin_offsetof(TileContext, merge) % 8 == 0);
 static_assert(__builtin_offsetof(TileContext, block) % 8 == 4);
 #endif
 
-/// Requests what the merge at the end of a tile needs: its record for the context, the rest for the
-/// L2 cache.
+/// Requests what the merge at the end of a tile needs: its record to `context`, its counter and the
+/// first log-sum-exp to the L2 cache.
 FLASHPLAN_DEVICE void prepare_merge(const AttentionParams& p, TileContext& context, int thread) {
   constexpr int kWords = sizeof(Merge) / 8;
   if (thread < kWords) {
@@ -87,7 +88,7 @@ struct WarpPlace {
 
   FLASHPLAN_DEVICE int first_dim() const { return warp_vo * S::kDimsVo; }
   FLASHPLAN_DEVICE int first_row() const { return warp_q * S::kMmaM * 16; }
-  /// This lane's row of half a matrix tile.
+  /// This lane's row in half `half`, 8 rows, of the warp's m-th 16 rows.
   FLASHPLAN_DEVICE int row(int m, int half) const {
     return first_row() + m * 16 + half * 8 + lane / 4;
   }

@@ -66,8 +66,8 @@ __device__ __noinline__ void finish_sharer(const AttentionParams& p, TileContext
   });
 }
 
-/// Merges rows with many states, a part of which is as a rule few rows. It is not inlined, so that
-/// a kernel has one copy of it.
+/// Merges rows with at least kManyStates states, as a rule few rows, and so loads 16 states of one
+/// row at a time. It is not inlined, so that a kernel has one copy of it.
 constexpr int32_t kManyStates = 8;
 template <typename T>
 __device__ __noinline__ void merge_many_states(const AttentionParams& p, const Merge& merge,
@@ -94,7 +94,8 @@ FLASHPLAN_DEVICE void arrive_and_merge_with(const AttentionParams& p, TileContex
   if (context.part.count != 0) merge_rows(merge, kMayDivide ? context.part : kAllRows);
 }
 
-/// The same by merge_partials(), for kRowsAtOnce and kStatesAtOnce of which see there.
+/// Arrives at the merge of a split head, and merges by merge_partials<kRowsAtOnce,
+/// kStatesAtOnce>().
 template <typename T, int kRowsAtOnce, int kStatesAtOnce, bool kMayDivide = true>
 FLASHPLAN_DEVICE void arrive_and_merge(const AttentionParams& p, TileContext& context, int thread) {
   arrive_and_merge_with<T, kMayDivide>(p, context, thread, [&](const Merge& merge, MergePart part) {
@@ -106,7 +107,7 @@ FLASHPLAN_DEVICE void arrive_and_merge(const AttentionParams& p, TileContext& co
   });
 }
 
-/// Whether FewRows takes the tiles of these rows.
+/// Whether FewRows takes work tiles with these rows.
 template <typename T>
 FLASHPLAN_DEVICE bool takes_few_rows(const AttentionParams& p, const TileContext& context) {
   return kPairedDims<T> > 0 && context.block.rows.num_rows <= kMostPairedRows &&
@@ -114,7 +115,7 @@ FLASHPLAN_DEVICE bool takes_few_rows(const AttentionParams& p, const TileContext
          p.schedule.chunk_kv == 0 && !p.tensors.mask.is_given;
 }
 
-/// The same for such tiles, of any number of kv heads.
+/// Arrives at the merge of a work tile that FewRows takes, and merges the rows of all its kv heads.
 template <typename T>
 FLASHPLAN_DEVICE void arrive_and_merge_few(const AttentionParams& p, TileContext& context,
                                            int thread) {
@@ -123,7 +124,8 @@ FLASHPLAN_DEVICE void arrive_and_merge_few(const AttentionParams& p, TileContext
   });
 }
 
-/// The same for any number of rows. It is not inlined, so that a kernel has one copy of it.
+/// Does what arrive_and_merge() does, for any number of rows. It is not inlined, so that a kernel
+/// has one copy of it.
 template <typename T>
 __device__ __noinline__ void arrive_and_merge_any(const AttentionParams& p, TileContext& context,
                                                   int thread) {
@@ -142,7 +144,7 @@ __device__ __noinline__ void write_missing_states(const AttentionParams& p,
   const int32_t planned = chunked ? num_chunk_states(context.tile, context.merge, p) : 1;
   const int32_t written =
       chunked ? (num_keys + p.schedule.chunk_kv - 1) / p.schedule.chunk_kv : num_keys > 0;
-  // States of several heads lie one after the other.
+  // In a state, the rows of several heads lie one after the other.
   const int num_rows = context.block.rows.num_rows * context.tile.num_kv_heads;
   for (int32_t state = written; state < planned; ++state) {
     const int64_t first_row = int64_t{context.tile.partial_row} + state * T::kTileQ;
@@ -164,7 +166,8 @@ __device__ __noinline__ void finish_without_keys(const AttentionParams& p, TileC
     __syncthreads();
     write_missing_states<T>(p, context, thread);
     if constexpr (kPairedDims<T> > 0) {
-      // The bits of results do not depend on which of the work tiles of a merge merges them.
+      // Whichever work tile of a merge arrives last, the same function must merge, so that the bits
+      // of results do not depend on it.
       if (takes_few_rows<T>(p, context)) {
         arrive_and_merge_few<T>(p, context, thread);
         return;

@@ -14,8 +14,8 @@
 
 namespace flashplan::device {
 
-/// The address of this lane's part of the fragments of 16 query rows from `row` on. `kQ`: their
-/// dtype in shared memory; those of 8 bits are widened by load_query_fragment(). `kOrdered`:
+/// The address of this lane's part of the fragments of 16 query rows from `row` on. `kQ`: the dtype
+/// of queries in shared memory; load_query_fragment() widens those of 8 bits. `kOrdered`:
 /// permute_query_dims() was called for these rows.
 template <DType kQ, DType kKv, int kHeadDim, bool kOrdered>
 FLASHPLAN_DEVICE uint32_t query_address(uint32_t q_tile, int row, int lane) {
@@ -205,7 +205,8 @@ FLASHPLAN_DEVICE void gemm_pv(float (&o)[kMmaM][kDimTiles][4], uint32_t v_tile, 
   using Tile = SharedTile<kHeadDim * kBytes>;
   constexpr int kPairs = kDimTiles * kBytes / 4;
   constexpr int kSteps = kKeys / 16;
-  static_assert(kDimTiles * 8 == kHeadDim || kDimTiles * 8 * kBytes % 128 == 0);  // see advance()
+  static_assert(kDimTiles * 8 == kHeadDim ||
+                kDimTiles * 8 * kBytes % 128 == 0);  // first_dim does not change the permutation
   const uint32_t address =
       v_tile + Tile::offset(first_key + lane % 16, lane / 16) + first_dim * kBytes;
   uint32_t b[3][4];
@@ -240,7 +241,7 @@ FLASHPLAN_DEVICE void gemm_pv(float (&o)[kMmaM][kDimTiles][4], uint32_t v_tile, 
       } else {
 #pragma unroll
         for (int chunk = 0; chunk < 2; ++chunk) {
-          // Bytes are (even, odd) of one key, (even, odd) of the next.
+          // A register has an even and an odd dim of one key, then the same dims of the next key.
           const uint32_t (&bytes)[4] = b[i % 3];
           const int dim = first_dim + (2 * pair + chunk) * 16 + lane / 4 * 2;
           uint2 low = dequantize<kKv, kWeight>(__byte_perm(bytes[2 * chunk], 0, 0x3120));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The attention kernel of the sm90 family: one producer warpgroup loads queries, keys and values
-// into shared memory, two or three consumer warpgroups compute. Where queries and keys are rotated,
-// another warpgroup does it in between. Where pages are too small for boxes, another warpgroup
-// helps the producer to copy their rows. Where keys and values have 8 bits, another warpgroup
-// widens them. These warpgroups also prepare keys that many tiles read.
+// into shared memory, two or three consumer warpgroups compute. Some kernels have one more
+// warpgroup: it rotates queries and keys between these two, or helps the producer to copy rows of
+// pages that are too small for boxes of tensor maps, or widens 8-bit keys and values. That
+// warpgroup also prepares keys that many tiles read.
 #pragma once
 
 #include "kernels/device/sm90/consumer.h"
@@ -15,8 +15,8 @@
 
 namespace flashplan::device {
 
-/// Runs warp `warp` of those that gather. If keys and values are prepared, the first warps prepare
-/// them, and the last two copy them to shared memory.
+/// Runs gathering warp number `warp`. If keys and values are prepared, the first warps prepare
+/// them, and the last two copy prepared tiles to shared memory.
 template <typename S>
 FLASHPLAN_DEVICE void run_sm90_gatherer(const AttentionParams& p, const Sm90Smem<S>& smem,
                                         int warp) {
@@ -36,17 +36,18 @@ FLASHPLAN_DEVICE void run_sm90_gatherer(const AttentionParams& p, const Sm90Smem
   Sm90Prepared<S>::leave(p);
 }
 
-/// With cold caches, the first 64 KB of the kernel's code, 4,096 instructions, cause no cache
-/// misses; code behind them is fetched from memory, at 13 clocks per instruction. nvcc emits the
-/// last branch of the chain first: the producer, then the consumers' products and softmax, and
-/// merges at the end.
+/// With cold caches, the first 64 KB of the kernel's code (4,096 instructions) cause no
+/// instruction-cache misses; code behind them is fetched from memory, at 13 clocks per instruction.
+/// nvcc emits the last branch of an if-else chain first: here the producer, then the consumers'
+/// products and softmax, and merges at the end.
 template <typename Choices>
 __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
     sm90_attention_kernel(const __grid_constant__ AttentionParams p) {
   using S = Sm90Shape<Choices>;
   extern __shared__ __align__(1024) unsigned char smem[];
   const Sm90Smem<S> shared(reinterpret_cast<Sm90SharedMemory<S>&>(smem));
-  // Requested before anything else: code comes from memory, too, and takes as long.
+  // The queue is requested before anything else, so that it arrives while code is fetched from
+  // memory.
   const uint32_t queue_word = Sm90QueryLoader<S>::request_queue(p);
   if (threadIdx.x == 32) {
     tma_prefetch_map(&p.maps.q_tokens);
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
     if constexpr (S::Variant::kIsBuiltIn) Sm90ReaderMerges<S>(p, shared).merge_all();
   } else if constexpr (S::kGathers) {
     release_registers<S::kProducerRegisters>();
-    // Warps 2 and 3 of the producer load queries. All others of the two warpgroups gather.
+    // Warps 2 and 3 of the producer load queries. The other warps of both warpgroups gather.
     const int warp =
         __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32, 0) - 4 * S::kWarpgroups;
     if (warp == 2 || warp == 3) {

@@ -34,7 +34,7 @@ class Sm90Consumer {
       if (begins_tile_) wait_tile(unit);
       const Sm90Context& context = context_of(unit);
       const bool has_keys = context.has_steps();
-      if (context.is_end && last.tile < 0) break;  // without code that no cache has yet
+      if (context.is_end && last.tile < 0) break;  // without the code below, which no cache has yet
       if (has_keys || last.tile >= 0) attend(unit, last, has_keys);
       if (has_keys) {
         last = unit;
@@ -61,8 +61,8 @@ class Sm90Consumer {
   using Visible = typename Softmax::Visible;
   using Scales = typename Sm90Epilogue<S>::Scales;
   using ByDims = Wgmma<S::kQ, S::kTileKv>;
-  // For code of 512 threads the compiler refuses a product of 256 columns: it needs more registers
-  // than all threads have at the start.
+  // In kernels of 512 threads the compiler refuses a product of 256 columns, which needs more
+  // registers than a thread has when the kernel starts.
   static constexpr int kDimsAtOnce =
       S::kHelps ? (S::kHeadDimVo < 128 ? S::kHeadDimVo : 128) : S::kHeadDimVo;
   using ByRows = Wgmma<S::kWeight, kDimsAtOnce>;
@@ -74,8 +74,8 @@ class Sm90Consumer {
   };
   static constexpr Unit kNoUnit = {-1, 0};
 
-  /// Records of tiles are in a ring of kContexts places in shared memory. This is the place of the
-  /// record of a unit's tile.
+  /// The place of a unit's record in shared memory, which has a ring of kContexts places for the
+  /// records of work tiles.
   static FLASHPLAN_DEVICE uint32_t context_slot(const Unit& unit) {
     return static_cast<uint32_t>(unit.tile) % S::kContexts;
   }
@@ -122,7 +122,8 @@ class Sm90Consumer {
     return {p_, smem_, warpgroup_, first_row, thread_};
   }
 
-  /// Waits for this warpgroup's turn, where all warpgroups multiply.
+  /// Waits until this warpgroup may issue products. `in_turns`: all warpgroups compute, and so take
+  /// turns.
   FLASHPLAN_DEVICE void wait_turn(bool in_turns) const {
     barrier_wait_if(in_turns, S::kTurnBarrier + warpgroup_, 2 * 128);
   }
@@ -140,7 +141,7 @@ class Sm90Consumer {
 
   FLASHPLAN_DEVICE void multiply_keys(int slot, bool is_shared) {
     wgmma_fence();
-    // Computed here: held meanwhile, it would take a register that kernels of 256 dims lack.
+    // The address is computed here, because kernels of 256 dims have no register to keep it in.
     const int address = opaque(static_cast<int>(q_address(q_, is_shared)));
     const WgmmaOperand q = S::Query::by_dims(static_cast<uint32_t>(address));
     const WgmmaOperand k = S::Key::by_dims(ring_.address(slot));
@@ -175,9 +176,9 @@ class Sm90Consumer {
   /// `last` is finished, because the next record may be waiting for the memory of its record.
   ///
   /// If products were in flight on one side of a branch only, the compiler would wait for each of
-  /// them. So both products are always computed: where there is no last unit, the unit has no keys,
-  /// or one of them belongs to another warpgroup, of whatever is in that memory, and nobody reads
-  /// them.
+  /// them. So the products of both units are always issued. Where there is no `last`, `unit` has no
+  /// keys, or another warpgroup computes one of them, they multiply whatever is in that memory, and
+  /// nobody reads the results.
   FLASHPLAN_DEVICE void attend(const Unit& unit, const Unit& last, bool has_keys) {
     const bool has_last = last.tile >= 0;
     const bool shared = has_keys && is_shared(unit);
@@ -216,8 +217,8 @@ class Sm90Consumer {
       const bool in_turns = shared || last_shared;
       wait_turn(in_turns);
       multiply_values(v_slot);
-      // Computed while these products run. After multiply_first_keys(), which waits until the
-      // tensor cores take more products, it would delay the output of `last`.
+      // Both are computed while these products run. multiply_first_keys() waits until the tensor
+      // cores take more products, so behind it they would delay the output of `last`.
       compute_visible();
       if (has_last) compute_scales();
       multiply_first_keys();
@@ -246,7 +247,8 @@ class Sm90Consumer {
     softmax_.begin(p_, context, unit.head, first_row(shared), thread_);
     wgmma_wait<0>();
     pin(softmax_.logits);
-    // Before the softmax: the producer waits for this memory to load the queries of another tile.
+    // The queries are released before the softmax, because the producer waits for their memory to
+    // load those of another tile.
     if (S::kQBuffers > 1 && has_last) release_queries(last_q_, num_query_parts(last_shared));
     if (!has_keys) return;
     if (!is_own(shared, q_)) {
@@ -303,7 +305,7 @@ class Sm90Consumer {
   FLASHPLAN_DEVICE MbarrierPhase query_part_full() const {
     return {smem_.q_full(q_ % S::kQBarriers), q_ / S::kQBarriers & 1};
   }
-  /// Replaces this warpgroup's queries by what the variant makes of them, in shared memory.
+  /// Applies the variant's `query` to this warpgroup's queries, in shared memory.
   FLASHPLAN_DEVICE void transform_queries(const Unit& unit, bool is_shared) const {
     if constexpr (Variant::kTransformsQuery && !Variant::kRotates) {
       if (!is_own(is_shared, q_)) return;
@@ -315,7 +317,7 @@ class Sm90Consumer {
       barrier_wait(S::kOwnBarrier + warpgroup_, 128);
     }
   }
-  /// Passes the parts of a buffer that are left over before a tile that takes a whole buffer.
+  /// Skips the parts of a query buffer that are left before a tile that takes a whole buffer.
   FLASHPLAN_DEVICE void skip_query_parts() {
     while (q_ % S::kQParts != 0) {
       const MbarrierPhase full = query_part_full();
@@ -324,7 +326,7 @@ class Sm90Consumer {
       ++q_;
     }
   }
-  /// Frees the queries of a unit, once the output staged in their memory is read.
+  /// Frees the queries of a unit, once TMA has read the output that was staged in their memory.
   FLASHPLAN_DEVICE void release_queries(uint32_t place, uint32_t num_parts) const {
     if (S::kQBuffers > 1 && thread_ == 0) tma_store_wait_read();
 #pragma unroll
@@ -379,7 +381,7 @@ class Sm90Consumer {
   uint32_t weights_[S::kTileKv / 16][4] = {};
   Sm90SlotRing<S> ring_;
   uint32_t q_ = 0;           // place of the queries of this unit, see Sm90Smem::queries()
-  uint32_t last_q_ = 0;      // of the unit before
+  uint32_t last_q_ = 0;      // the same of the unit before
   bool begins_tile_ = true;  // whether this unit is the first of a tile
   bool shared_ = false;      // whether all warpgroups have rows of this unit
   bool last_shared_ = false;

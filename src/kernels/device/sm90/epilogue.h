@@ -9,8 +9,8 @@
 
 namespace flashplan::device {
 
-/// What runs while products of the next tile are in flight is inlined: for a call, the compiler
-/// would wait for them, and spill their registers.
+/// All that runs while products of the next tile are in flight is inlined: before a call, the
+/// compiler would wait for the products, and spill their registers.
 template <typename S>
 class Sm90Epilogue {
  public:
@@ -26,7 +26,7 @@ class Sm90Epilogue {
         first_row_(first_row),
         thread_(thread) {}
 
-  /// The factor of o and the lse of each of this thread's two rows.
+  /// What o is multiplied by, and the lse, of each of this thread's two rows.
   struct Scales {
     float o[2];
     float lse[2];
@@ -84,8 +84,8 @@ class Sm90Epilogue {
     }
   }
 
-  /// Writes the results of a tile without keys. Such tiles are rare, so it is not inlined: its code
-  /// then lies behind that of other tiles.
+  /// Writes the results of a tile without keys. It is not inlined, because such tiles are rare: so
+  /// its code lies behind that of other tiles.
   __device__ __noinline__ void write_empty(const Sm90Context& context) const {
     constexpr int kQuads = S::kHeadDimVo / 4;
     const WorkTile& tile = context.tile;
@@ -179,7 +179,7 @@ class Sm90Epilogue {
         return;
       }
       __syncwarp();
-      constexpr int kChunks = S::kHeadDimVo / 8;  // of 16 bytes in a row
+      constexpr int kChunks = S::kHeadDimVo / 8;  // 16-byte chunks of a row
 #pragma unroll 1
       for (int i = lane; i < 16 * kChunks; i += 32) {
         const int r = i / kChunks;
@@ -195,7 +195,7 @@ class Sm90Epilogue {
     }
   }
 
-  /// Results of any dtype, alignment and head dim, from registers.
+  /// Writes results of any dtype, alignment and head dim from registers.
   FLASHPLAN_DEVICE void write_anything(const PackedRows& rows, int32_t head, const Accumulators& o,
                                        const RowOutput (&output)[2]) const {
 #pragma unroll

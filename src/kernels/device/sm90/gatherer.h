@@ -32,8 +32,9 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
       int32_t begin = 0;
       int32_t end = 0;
       int32_t head = 0;
-      // Before a tile without keys, and before the end, the consumers finish the tile before it, so
-      // they wait for its last values: two rounds without a step of their own.
+      // Before a tile without keys, and before the end of the queue, the consumers finish the tile
+      // before it, so they wait for its last values. Two rounds of the loop, without a step of
+      // their own, fill these.
       int32_t heads_end = 2;
       const int32_t* ids = nullptr;
       if (has_steps) {
@@ -73,28 +74,29 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
   using Base::wait_context;
   using Base::warp_;
 
-  static constexpr int kLanesPerRow = S::Key::kBlocks * 8;  // of 16 bytes each
+  static constexpr int kLanesPerRow = S::Key::kBlocks * 8;  // that copy a row, 16 bytes each
   static_assert(32 % kLanesPerRow == 0 && S::kHeadDimQk == S::kHeadDimVo);
   static constexpr int kRowsAtOnce = 32 / kLanesPerRow;
   // The warps take groups of 8 rows in turn. The last warps may have one group less.
   static constexpr int kGroups = S::kTileKv / 8;
   static constexpr int kOwnGroups = (kGroups + S::kGatherWarps - 1) / S::kGatherWarps;
-  static_assert(kOwnGroups * 8 <= 32);  // a lane finds a row
+  static_assert(kOwnGroups * 8 <= 32);  // each lane finds one row at most
 
   /// A step of keys. Lane i finds row number i of its warp.
   struct Step {
     int32_t num_keys;
-    int32_t num_hidden;  // the first of them, which no row sees; may be negative
+    int32_t num_hidden;  // the first keys, which no row sees; may be negative
     int32_t head;
-    int32_t key;   // the first one; of ragged keys, its row of the tensor
+    int32_t key;   // the first key; of ragged keys, its row in the tensor
     int32_t page;  // of this lane's row
   };
   static constexpr Step kNoStep = {-0x7fffffff, 0, 0, 0, 0};  // no step has so few keys
 
-  /// The row, of a step, that is number `i` of this warp's rows.
+  /// The number in the step of row `i` of this warp.
   FLASHPLAN_DEVICE int row(int i) const { return (i / 8 * S::kGatherWarps + warp_) * 8 + i % 8; }
 
-  /// The step of the keys from `key` on. Its page ids, which begin at `ids`, are on their way.
+  /// The step of the keys from `key` on, whose page ids it requests. `ids`: the page ids of the
+  /// request.
   FLASHPLAN_DEVICE Step requested(const Sm90Context& context, const int32_t* ids, int32_t head,
                                   int32_t key, int32_t end) const {
     Step step = {end - key, context.block().first_seen(p_) - key, head, key, 0};
@@ -112,8 +114,8 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
   }
 
   /// Fills this warp's rows of the next slot. Zeros replace rows past the last key, rows of keys
-  /// that no query sees, and rows of keys on no page of the cache: what lies there may be NaN, and
-  /// 0 * NaN is NaN.
+  /// that no query sees, and rows of keys whose page id is outside of the cache: what lies there
+  /// may be NaN, and 0 * NaN is NaN.
   template <bool kIsKey>
   FLASHPLAN_DEVICE void fill(const Step& step) {
     if (step.num_keys == kNoStep.num_keys) return;
@@ -133,9 +135,10 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
     parity_ ^= static_cast<uint32_t>((slot_ + 1) / S::kSlots);
     slot_ = (slot_ + 1) % S::kSlots;
     if (units.bytes != 0) {
-      const int lane = opaque(lane_);  // what follows from it would take registers meanwhile
+      const int lane =
+          opaque(lane_);  // computed anew, so that no registers are held during the wait
       const int chunk = lane % kLanesPerRow;
-      const int first = lane / kLanesPerRow;  // of the rows that are copied at once
+      const int first = lane / kLanesPerRow;  // this lane's row of those that are copied at once
       const auto* from = opaque(static_cast<const unsigned char*>(view.data) + chunk * 16);
       const uint32_t to = tile + warp_ * S::Key::kGroupBytes;
       const uint32_t place = S::Key::offset(first, chunk);
@@ -158,7 +161,7 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
     }
   }
 
-  /// The same for rows that are not aligned, or further away than RowUnits can tell.
+  /// Makes the copies of fill() for rows that are not aligned, or too far away for RowUnits.
   FLASHPLAN_DEVICE void copy_far_rows(const KvView& view, const Step& step, int head_dim,
                                       uint32_t tile) const {
     const unsigned char* const own = row_address(view, step.page, own_place(step), step.head);
@@ -175,8 +178,8 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
     }
   }
 
-  int slot_ = 0;         // the next one
-  uint32_t parity_ = 1;  // of the phase in which it was freed
+  int slot_ = 0;         // the next slot to fill
+  uint32_t parity_ = 1;  // of the phase in which that slot is freed
 };
 
 }  // namespace flashplan::device

@@ -7,8 +7,8 @@
 
 namespace flashplan::device {
 
-/// An mbarrier in shared memory completes a phase when `count` arrivals and all expected bytes are
-/// there. Waiters name the parity of the phase they wait for: 0 for the first.
+/// Initialises an mbarrier in shared memory. It completes a phase when `count` arrivals and all
+/// expected bytes are there. Waiters name the parity of the phase they wait for: 0 for the first.
 FLASHPLAN_DEVICE void mbarrier_init(uint32_t barrier, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(count) : "memory");
 }
@@ -132,8 +132,8 @@ FLASHPLAN_DEVICE void tma_prefetch_5d(const void* tensor_map, int c0, int c1, in
       "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
 }
-/// Starts the copy of a box from shared memory to a tensor. Groups of them are waited for by the
-/// thread that started them.
+/// Starts the copy of a box from shared memory to a tensor. The thread that starts it also commits
+/// it and waits for it, by the functions below.
 FLASHPLAN_DEVICE void tma_store_3d(const void* tensor_map, uint32_t from, int c0, int c1, int c2) {
   asm volatile(
       "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];\n" ::"l"(
@@ -164,13 +164,15 @@ FLASHPLAN_DEVICE void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
-/// The same for ordinary writes to shared and global memory: this thread's own, and those of other
-/// threads that happened before, such as those before a barrier at which both have waited.
+/// Orders ordinary writes to shared and global memory before later accesses through the async
+/// proxy: this thread's own writes, and those of other threads that happened before, such as those
+/// before a barrier at which both have waited.
 FLASHPLAN_DEVICE void fence_async_proxy_of_all_memory() {
   asm volatile("fence.proxy.async;\n" ::: "memory");
 }
 
-/// Reduces the registers of this warpgroup's threads to kRegisters, or raises them.
+/// release_registers() reduces the registers of this warpgroup's threads to kRegisters, and
+/// take_registers() raises them.
 template <int kRegisters>
 FLASHPLAN_DEVICE void release_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));

@@ -8,7 +8,7 @@
 
 namespace flashplan::device {
 
-/// `kNumSlots`: of the ring.
+/// Fills a ring of `kNumSlots` slots with keys and values.
 template <typename S, int kNumSlots>
 class Sm90KvLoader : Sm90ProducerWarp<S> {
   using Base = Sm90ProducerWarp<S>;
@@ -75,12 +75,12 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
 
   /// The keys of a work tile.
   struct Keys {
-    int32_t head;  // the first
+    int32_t head;  // the first kv head
     int32_t heads_end;
     int32_t begin;
     int32_t end;
     int32_t kv_row;      // of the segment
-    int32_t first_seen;  // by any row
+    int32_t first_seen;  // the first key that any row sees
     bool has_steps;
     bool is_end;
   };
@@ -91,8 +91,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
             context.segment.kv_row, context.block().first_seen(p_),
             context.has_steps(),    context.is_end != 0};
   }
-  /// The keys of the first tile. If the planned lengths hold, they follow from the begin of the
-  /// queue, so that they are requested before another warp has finished the tile's record.
+  /// The keys of the first tile. Unless the run has real lengths, they follow from the begin of the
+  /// queue, so that they are requested before another warp has stored the tile's record.
   FLASHPLAN_DEVICE Keys first_keys(uint32_t queue_word) const {
     if (p_.tensors.kv_lens != nullptr) return keys_of(wait_context(0));
     // The member of QueueStart at an offset in bytes.
@@ -134,13 +134,14 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     int32_t num_hidden;  // the first keys, which no row sees; may be negative
   };
 
-  /// Keys with a tail are ragged.
+  /// Keys in two tensors are never paged.
   FLASHPLAN_DEVICE bool is_paged() const {
     return !S::kHasKeyTail && p_.tensors.pages.ids != nullptr;
   }
 
-  // A batch has the page ids of all boxes of steps_of_batch steps of a head; lane i requests id i.
-  // Each warp has two buffers for batches: one is in use while the other one is filled.
+  // Page ids are requested in batches: those of all boxes of steps_of_batch steps of a head, of
+  // which lane i requests id i. Each warp has two buffers for batches: one is in use while the
+  // other is filled.
 
   /// Makes `step` the current step: wait_page_id() then returns its ids. At the first step of a
   /// head, requests the batch of this step; at the second step of a batch, requests the next batch.
@@ -153,7 +154,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     step_ids_ += boxes * 4;
     const bool begins = step.key == keys.begin;
     if (begins || steps_left_ == 0) {
-      // The ids may end with the buffer: the last one of them is in it.
+      // If the ids of the last step end with the buffer, step_ids_ is behind it; 4 bytes before is
+      // inside.
       step_ids_ = other_buffer(step_ids_ - 4);
       steps_left_ = maps_.steps_of_batch;
       if (begins) request_batch(step_ids_, step.key, keys);
@@ -161,8 +163,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
       request_batch(other_buffer(step_ids_), step.key + steps_left_ * S::kTileKv, keys);
     }
   }
-  /// cp.async copies the ids to shared memory: as the target of a load that has not arrived, a
-  /// register would be spilled to local memory, and the spill would wait for the load.
+  /// Requests a batch of ids by cp.async to shared memory. As the target of a load that has not
+  /// arrived, a register would be spilled to local memory, and the spill would wait for the load.
   FLASHPLAN_DEVICE void request_batch(uint32_t to, uint32_t first, const Keys& keys) const {
     const uint32_t key = first + lane_ * maps_.box_rows;
     if (key >= static_cast<uint32_t>(keys.end)) return;
@@ -191,7 +193,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     mbarrier_wait(smem_.slot_empty(slot), (position / kNumSlots & 1) ^ 1);
     const uint32_t to = smem_.slot(slot);
     uint32_t full = smem_.slot_full(slot);
-    // The rotator gets keys first. `position` is twice the number of their step, or 1 less.
+    // Where keys are rotated, the rotator gets them before the consumers. `position` is twice the
+    // number of the step, or 1 less.
     if (S::kRotates && is_key) full = smem_.key_loaded((position + 1) / 2 % S::kSlots);
     const int32_t token = step.kv_row + step.key;  // of ragged tensors
     if (!maps_.has_kv || (!is_paged() && token + S::kTileKv > maps_.num_kv_tokens)) {
@@ -212,8 +215,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     const bool hides = !is_key && step.count < S::kTileKv;
     const uint32_t loaded = hides ? smem_.tail_full(warp_) : full;
     const int num_boxes = __popc(__ballot_sync(0xffffffffU, has_box));
-    // A box without a page lies outside of the map, and becomes zeros. So does one that no row
-    // sees: its page may belong to another request.
+    // A box whose page id is outside of the cache is requested from outside of the tensor map, and
+    // so becomes zeros. So does a box that no row sees: its page may belong to another request.
     const bool is_seen = first_row + maps_.box_rows > step.num_hidden;
     const bool on_page = has_page(p_.tensors.pages, page_id);
     if (is_key) report_pages(!has_box || !is_seen || on_page);
@@ -260,8 +263,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   }
 
   /// Copies keys or values row by row, and writes zeros past the last key. Few plans need it, so it
-  /// is no part of the loop: a kernel's code is fetched from memory, too, and the consumers' code
-  /// stands behind that of this loop.
+  /// is not inlined into the loop: a kernel's code is fetched from memory, too, and that of the
+  /// consumers follows that of this loop.
   static __device__ __noinline__ void gather(const AttentionParams& p, Sm90SharedMemory<S>& memory,
                                              bool is_key, uint32_t to, Step step) {
     Sm90KvLoader(p, Sm90Smem<S>(memory), static_cast<int>(threadIdx.x) / 32 % 4)
@@ -294,7 +297,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     }
   }
 
-  /// Copies keys in two parts row by row. Rows past the last key repeat it.
+  /// Copies keys that are in two tensors row by row. Rows past the last key repeat it.
   FLASHPLAN_DEVICE void copy_parts(uint32_t to, const Step& step) const {
 #pragma unroll 1
     for (int r = lane_ / 8; r < S::kTileKv; r += 4) {

@@ -10,7 +10,8 @@
 
 namespace flashplan::device {
 
-/// arrive_at() is inlined: see Sm90Epilogue.
+/// Merges partial results after the queue has ended. arrive_at() is inlined for the reason that
+/// Sm90Epilogue gives.
 template <typename S>
 class Sm90Merge {
  public:
@@ -26,16 +27,17 @@ class Sm90Merge {
     mbarrier_init(smem.states_full(), 1);
   }
 
-  /// Arrives at a merge. The rows that this warpgroup then has to merge wait in its list for
+  /// Arrives at a merge. If this warpgroup then has rows to merge, it puts them into its list for
   /// merge_waiting(). Each warpgroup of a tile has an arrival counter for its own rows; only a
   /// prefix has one counter for all rows. `is_final`: no tiles are left to compute. A request that
   /// reads prefixes is only put into the list of Sm90ReaderMerges, which arrives at its merge when
   /// the queue has ended.
   FLASHPLAN_DEVICE void arrive_at(int32_t number, bool is_final) const {
-    const Merge merge = p_.schedule.merges[number];  // loaded while the others arrive
+    const Merge merge =
+        p_.schedule.merges[number];  // loaded while other threads come to the barrier
     const bool is_prefix = S::Variant::kIsBuiltIn && merge.num_readers > 0;
     if (S::Variant::kIsBuiltIn && !is_prefix && merge.parent >= 0) {
-      // Once for a tile, of which a second warpgroup may have rows, too.
+      // Only the warpgroup that has the first rows of a tile does this, so that it is done once.
       if (thread_ == 0 && first_row_ == 0) Sm90ReaderMerges<S>(p_, smem_).defer(number);
       return;
     }
@@ -43,7 +45,7 @@ class Sm90Merge {
     barrier_wait(id, 128);
     if (is_prefix) {
       if (thread_ == 0) {
-        // Each warpgroup that shares the tile of a prefix arrives, at one counter.
+        // All warpgroups that share the tile of a prefix arrive at one counter.
         const int32_t of_piece = merge.rows.num_rows > 64 ? S::kWarpgroups : 1;
         const bool is_last = is_last_to_arrive(counter_of(p_, number), merge.num_pieces * of_piece);
         store_shared_4(list() + kIsLast, is_last ? 1 : 0);
@@ -65,10 +67,10 @@ class Sm90Merge {
     }
   }
 
-  /// Merges what arrive_at() has left. All consumers call it after their last tile. Merging right
-  /// after a tile would put its code among that of tiles, out of the first 64 KB, and would make
-  /// the compiler spill the products' registers. Few rows are merged by the warpgroup that has
-  /// arrived, many rows by all warpgroups together.
+  /// Merges the rows in all lists of arrive_at(). All consumers call it after their last tile.
+  /// Merging right after a tile would put this code among that of tiles, out of the first 64 KB,
+  /// and would make the compiler spill the products' registers. Few rows are merged by the
+  /// warpgroup that has arrived, many rows by all warpgroups together.
   static FLASHPLAN_DEVICE void merge_waiting(const AttentionParams& p, const Sm90Smem<S>& smem,
                                              int warpgroup, int thread) {
     barrier_wait(S::kConsumerBarrier, kThreads);
@@ -104,13 +106,13 @@ class Sm90Merge {
     return {merge, first_row + part.begin(num_rows), first_row + part.end(num_rows)};
   }
 
-  static constexpr uint32_t kManyRows = 1U << 31;  // see has_many_rows()
+  static constexpr uint32_t kManyRows = 1U << 31;  // set in an entry if has_many_rows()
   // The warpgroup's list of merges, and offsets in it.
   FLASHPLAN_DEVICE uint32_t list() const { return smem_.waiting(warpgroup_); }
   static constexpr int kCount = FLASHPLAN_OFFSET_OF(Sm90WaitingMerges, count);
   static constexpr int kIsLast = FLASHPLAN_OFFSET_OF(Sm90WaitingMerges, is_last);
   static constexpr int kEntries = FLASHPLAN_OFFSET_OF(Sm90WaitingMerges, merges);
-  static_assert(sizeof(Sm90WaitingMerge) == sizeof(uint4));  // which loads and stores move
+  static_assert(sizeof(Sm90WaitingMerge) == sizeof(uint4));  // one load or store moves an entry
 
   static constexpr int kThreads = 128 * S::kWarpgroups;
   static constexpr int kRowBytes = S::kHeadDimVo * 4;  // of a partial result
@@ -126,7 +128,7 @@ class Sm90Merge {
                                               int thread) {
     constexpr int kQuads = S::kHeadDimVo / 4;
     constexpr int kQuadsOfLane = kQuads > 32 ? kQuads / 32 : 1;
-    // Loads in flight hide the latency of memory.
+    // Loading several states before they are used hides the latency of memory.
     constexpr int kStatesAtOnce = !S::Variant::kIsBuiltIn ? 4
                                   : S::kWarpgroups > 2    ? 6
                                                           : 16 / kQuadsOfLane;
@@ -161,7 +163,8 @@ class Sm90Merge {
                   load_4_if(n + i < count, states + i * kStateRows * S::kHeadDimVo + dim, 0.0F);
             }
           }
-          if (S::Variant::kUseSoftmax && n == 0) {  // here, so that lse arrives with the values
+          if (S::Variant::kUseSoftmax &&
+              n == 0) {  // not before the loop, so that lse arrives together with the values
             const float shrink = merged.add_of_lanes(lse, &weight);
 #pragma unroll
             for (float4& quad : o) quad = scaled(quad, shrink);
@@ -240,7 +243,7 @@ class Sm90Merge {
         write_result<S>(p, typename S::Variant(p), merge.rows, merge.kv_head, first + row, dim, o,
                         merged.inverse(), merged.lse());
       }
-      __syncwarp();  // a warp may have rows of two rounds
+      __syncwarp();  // lanes of a warp may leave the loop over rows in different rounds
     }
   }
 

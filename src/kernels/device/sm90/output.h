@@ -8,7 +8,7 @@
 
 namespace flashplan::device {
 
-/// What the variant makes of the results of a row.
+/// Applies the variant's `output` to elements of a row.
 template <typename S>
 struct Sm90RowOutput {
   const AttentionParams& p;
@@ -23,12 +23,13 @@ struct Sm90RowOutput {
   }
   FLASHPLAN_DEVICE float operator()(float x, int dim) const {
     if constexpr (!S::Variant::kTransformsOutput) return x;
-    // Of dims that are not there, the last one is computed, and not written.
+    // For dims past the last one, which are not written, this computes the last one.
     return typename S::Variant(p).output(x, at.next(min(dim, p.tensors.head_dim_vo - 1)));
   }
 };
 
-/// All functions are inlined: see Sm90Epilogue.
+/// Writes elements of o, and adds sinks. All functions are inlined for the reason that Sm90Epilogue
+/// gives.
 template <typename S>
 class Sm90Output {
  public:
@@ -42,7 +43,7 @@ class Sm90Output {
 
   /// add_sink() of write_result.h without a call, for where products are in flight.
   FLASHPLAN_DEVICE void add_sink(uint32_t qo_head, float& scale, float& lse) const {
-    asm volatile("");  // a branch, not selections for every row
+    asm volatile("");  // keeps this a branch instead of selects for every row
     const float2 joined = with_sink(sink_of(p_.variant.sinks, qo_head), lse);
     scale *= joined.x;
     lse = joined.y;

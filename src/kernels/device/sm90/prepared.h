@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the warps share that prepare keys and values (abi/prepared_kv.h) and those that read them.
+// What the warps that prepare keys and values (abi/prepared_kv.h) share with those that read them.
 #pragma once
 
 #include "kernels/device/sm90/hopper.h"
@@ -22,12 +22,12 @@ struct Sm90Prepared {
                                                int32_t head) {
     return p.prepared.states + int64_t{tile} * p.prepared.num_kv_heads + head;
   }
-  /// leave() where the plan may have prepared tiles.
+  /// Calls leave() if the plan may have prepared tiles.
   static FLASHPLAN_DEVICE void leave_if_used(const AttentionParams& p) {
     if (p.prepared.states != nullptr) leave(p);
   }
-  /// A warp of those that prepare or read tiles calls it when it needs no states any more. The last
-  /// one of all CTAs sets the states to zero for the next run.
+  /// Each warp that prepares or reads tiles calls this when it needs their states no more. The last
+  /// such warp of all CTAs sets the states to zero for the next run.
   static FLASHPLAN_DEVICE void leave(const AttentionParams& p) {
     const int32_t num_states = *p.prepared.num_tiles * p.prepared.num_kv_heads;
     if (num_states == 0) return;

@@ -17,13 +17,13 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
  public:
   using Base::Base;
 
-  /// Copies prepared keys (`kIsKey`), or prepared values, to their slots of the ring, and skips the
-  /// slots of the others, and those of tiles that are not prepared. The slot after the keys of a
-  /// step has the values of the step before.
+  /// Copies prepared keys (`kIsKey`), or prepared values, to their slots of the ring. It skips the
+  /// slots that other warps fill: those of the other kind, and those of tiles that are not
+  /// prepared. The slot after the keys of a step has the values of the step before.
   /// `num_arrivals`: the arrivals that the mbarrier of a slot waits for.
   FLASHPLAN_DEVICE void run(int num_arrivals) {
     num_arrivals_ = num_arrivals;
-    int32_t last_tile = kNoTile;  // that of the step before, whose values are to come
+    int32_t last_tile = kNoTile;  // the tile of the step before, whose values are not loaded yet
     int32_t last_head = 0;
     for (int32_t i = 0;; ++i) {
       const Sm90Context& context = wait_context(i);
@@ -63,7 +63,8 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
 
   static constexpr int32_t kNoTile = kNotPrepared - 1;
 
-  /// Fills the next slot, if it is one of this warp's. `tile`: what is loaded, or kNotPrepared.
+  /// Fills the next slot if this warp has to, and goes on to the one after it. `tile`: the number
+  /// of the prepared tile, or kNotPrepared.
   FLASHPLAN_DEVICE void take_slot(bool is_key, int32_t tile, int32_t head) {
     if (is_key == kIsKey && (!S::kWidens || tile != kNotPrepared)) load(tile, head);
     if constexpr (S::kWidens) {
@@ -102,7 +103,8 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
     head_seen_ = head;
   }
   /// Waits until `tile` is ready. Bit i of the result says whether tile number `tile` + i is ready,
-  /// for 32 tiles. If some of these have keys on no page of the cache, tells the consumers.
+  /// for 32 tiles. If some of these have keys whose page ids are outside of the cache, tells the
+  /// consumers.
   static __device__ __noinline__ uint32_t wait_for_first(const AttentionParams& p,
                                                          uint32_t on_pages, int32_t tile,
                                                          int32_t head) {
@@ -118,17 +120,17 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
       store_shared_4(on_pages, kSomeOffPages);
     }
     __syncwarp();
-    fence_async_proxy_of_all_memory();  // before bulk copies read them
+    fence_async_proxy_of_all_memory();  // before bulk copies read the tiles
     return ready;
   }
 
-  Sm90RingPosition<S> ring_;  // where keys are widened; instead of the slot and its parity
+  Sm90RingPosition<S> ring_;  // if S::kWidens, used instead of slot_ and parity_
   int num_arrivals_ = 0;
-  int slot_ = 0;            // the next one
-  uint32_t parity_ = 1;     // of the phase in which it was freed
-  int32_t first_seen_ = 0;  // of the 32 tiles
+  int slot_ = 0;            // the next slot
+  uint32_t parity_ = 1;     // of the phase in which that slot is freed
+  int32_t first_seen_ = 0;  // the first of the 32 tiles that ready_ tells of
   int32_t head_seen_ = -1;
-  uint32_t ready_ = 0;  // a bit for each
+  uint32_t ready_ = 0;  // a bit for each tile from first_seen_ on
 };
 
 }  // namespace flashplan::device

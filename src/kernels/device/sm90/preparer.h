@@ -12,9 +12,10 @@
 
 namespace flashplan::device {
 
-/// One of these warps. All CTAs that have work tiles of a segment share the work: a counter for
-/// each kv head of the segment says how many parts of its tiles are claimed, in the order of the
-/// keys. A warp claims the next part until all parts that its work tile reads are claimed.
+/// One of the warps that prepare. All CTAs that have work tiles of a segment share the work: a
+/// counter for each kv head of the segment says how many parts of its tiles are claimed, in the
+/// order of the keys. A warp claims the next part until all parts that its work tile reads are
+/// claimed.
 template <typename S>
 class Sm90Preparer : Sm90ProducerWarp<S> {
   using Base = Sm90ProducerWarp<S>;
@@ -30,13 +31,14 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
   /// Prepares the keys and values of the first `end` work tiles of the queue, which may have fewer.
   /// Returns when each of their parts is prepared or claimed by another warp.
   FLASHPLAN_DEVICE void prepare_before(int32_t end) {
-    int32_t stored = kNoPart;      // on its way to the workspace
-    bool stored_key = true;        // or its values
+    int32_t stored = kNoPart;      // the part that is on its way to the workspace
+    bool stored_key = true;        // its keys, or else its values
     bool stored_on_pages = false;  // whether all of its keys lie on pages of the cache
 #pragma unroll 1
     for (;;) {
       Part part;
-      // Others wait for a part, so it is announced before this warp waits to find another one.
+      // Other warps wait for the stored part, so it is announced before this warp waits for another
+      // one.
       if (!find_part(end, stored == kNoPart, part)) {
         if (stored == kNoPart) return;
         announce(stored, stored_key, stored_on_pages);
@@ -85,18 +87,19 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
   static constexpr int32_t kNoHead = -1;
   static constexpr int32_t kNoPart = -1;
 
-  /// A part of a tile. Lane r has its row r % S::kPartRows.
+  /// A part of a tile. Lane r finds its row r % S::kPartRows.
   struct Part {
     int32_t number = 0;  // among the parts of all tiles and kv heads
     int32_t first_key = 0;
     int32_t num_valid = 0;  // rows that are keys of the segment; the others become zeros
     int32_t head = 0;
     int32_t page = 0;  // of this lane's row, if there are pages
-    int32_t row = 0;   // this lane's, in its page
+    int32_t row = 0;   // this lane's row in its page
   };
 
-  /// Finds the next part to prepare, and requests the page ids of its rows. False: there is none
-  /// or, unless `waits`, it takes another claim, or a record that has not arrived, to find it.
+  /// Finds the next part to prepare, and requests the page ids of its rows. Returns false if there
+  /// is none, or if `waits` is false and another claim, or a record that has not arrived, is needed
+  /// to find it.
   FLASHPLAN_DEVICE bool find_part(int32_t end, bool waits, Part& part) {
 #pragma unroll 1
     while (head_ != kNoHead || begin_tile(end, waits)) {
@@ -120,7 +123,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
     }
     return false;
   }
-  /// Claims a first part of the next work tile. False: as of find_part().
+  /// Claims a part of the next work tile that has steps. Returns false as find_part() does.
   FLASHPLAN_DEVICE bool begin_tile(int32_t end, bool waits) {
 #pragma unroll 1
     while (i_ < end && (waits || has_context(i_))) {
@@ -141,17 +144,19 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
       const Sm90Context& context = wait_context(i_);
       num_steps_ += context.tile.num_kv_heads * context.num_steps(S::kTileKv);
     }
-    if constexpr (!S::kRotates) release_context(i_);  // the rotator needs it for queries
+    if constexpr (!S::kRotates)
+      release_context(i_);  // the rotator releases it, because it needs it for queries
     ++i_;
   }
-  /// Requests the number of the next part, of the kv head and the work tile that it has come to.
+  /// Claims the next part of kv head head_ of work tile i_: requests the part's number, which
+  /// arrives in lane 0.
   FLASHPLAN_DEVICE void claim() {
     if (lane_ == 0) {
       claimed_ = atomicAdd(&Prepared::state(p_, first_prepared(i_), head_)->claimed, 1);
     }
   }
 
-  /// Part number `number` of the kv head. The page ids of its rows are on their way.
+  /// Part number `number` of kv head head_, with the page ids of its rows requested.
   FLASHPLAN_DEVICE Part requested_part(const Segment& segment, int32_t num_keys,
                                        int32_t number) const {
     const PageTable& pages = p_.tensors.pages;
@@ -190,7 +195,8 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
                 part.num_valid, S::Key::kBlocks, 2 * head_dim);
       return;
     }
-    const int lane = opaque(lane_);  // what follows from it would take registers meanwhile
+    const int lane =
+        opaque(lane_);  // computed anew, so that no registers are held by what follows from it
     const int chunk = lane % 8;
 #pragma unroll
     for (int first = 0; first < S::kPartRows; first += 4) {
@@ -250,7 +256,8 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
           [](float x, int, int) { return x; });
     }
   }
-  /// A lane takes the same four pairs of dims of some rows of each group of 8.
+  /// Does what rotate() does. A lane rotates the same four pairs of dims in some rows of each group
+  /// of 8.
   FLASHPLAN_DEVICE void rotate_by_fours(int32_t first_key) const {
     using Variant = typename S::Variant;
     using Pairs = FourPairs<Variant, S::kKv, typename S::Key>;

@@ -27,8 +27,8 @@ class Sm90ProducerWarp {
     return __all_sync(0xffffffffU,
                       mbarrier_test(smem_.context_full(i % S::kContexts), i / S::kContexts & 1));
   }
-  /// The prepared tile where the keys of the segment of context `i` begin. The context has arrived,
-  /// and keys are prepared.
+  /// The number of the prepared tile where the keys of context `i`'s segment begin. The context
+  /// must have arrived, and its keys must be prepared.
   FLASHPLAN_DEVICE int32_t first_prepared(int32_t i) const {
     return static_cast<int32_t>(load_shared_4(smem_.first_prepared(i % S::kContexts)));
   }
@@ -41,8 +41,8 @@ class Sm90ProducerWarp {
     if (lane_ == 0) mbarrier_arrive(smem_.context_empty(i % S::kContexts));
   }
 
-  /// Tells the consumers, before they are told that a step's keys are there, if some of these keys
-  /// are on no page of the cache. `on_page` is that of this lane's keys.
+  /// Tells the consumers if page ids of a step's keys are outside of the cache. It must be called
+  /// before the keys are announced. `on_page`: whether the page id of this lane's keys is inside.
   FLASHPLAN_DEVICE void report_pages(bool on_page) const {
     if (__all_sync(0xffffffffU, on_page) == 0) store_shared_4(smem_.on_pages(), kSomeOffPages);
   }
@@ -95,8 +95,8 @@ class Sm90ProducerWarp {
     }
   }
 
-  /// Copies 16 bytes, of which the first `num_valid` exist; zeros replace the others. `any`: a
-  /// readable address, for where none exists.
+  /// Copies 16 bytes, of which the first `num_valid` exist; zeros replace the others. `any`: an
+  /// address that may be read where none of them exists.
   FLASHPLAN_DEVICE void copy_16(uint32_t to, const unsigned char* from, int num_valid,
                                 const unsigned char* any) const {
     if (p_.tensors.vectorized) {

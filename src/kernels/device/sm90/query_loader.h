@@ -52,7 +52,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
   static constexpr int kTileWords = RecordWords::kTile;
   static constexpr int kSegmentWords = RecordWords::kSegment;
 
-  /// Takes the bounds of the queue and the records of its first tiles.
+  /// Stores the bounds of the queue and the records of its first tiles, which are in `word` of the
+  /// lanes.
   FLASHPLAN_DEVICE void begin_queue(uint32_t word) {
     constexpr int kPrepared = RecordWords::kPrepared;
     queue_begin_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, RecordWords::kBegin));
@@ -67,7 +68,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
       store_shared_4(smem_.first_prepared(lane_ - kPrepared), word);
     }
   }
-  /// Finishes the next record, which is loaded, and arrives at its barrier.
+  /// Completes the next record, whose words are loaded, and arrives at its barrier.
   FLASHPLAN_DEVICE void finish_context() {
     const int slot = num_contexts_ % S::kContexts;
     __syncwarp();
@@ -97,7 +98,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
       const auto index = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, 0));
       const auto* segment = reinterpret_cast<const uint32_t*>(p_.schedule.segments + index);
       if (S::kTakesPrepared && p_.prepared.states != nullptr) {
-        // One load, so that the words arrive together.
+        // One load brings both, so that they arrive together.
         const auto* first_tile = reinterpret_cast<const uint32_t*>(p_.prepared.first_tiles + index);
         const bool is_segment = lane_ < kSegmentWords;
         const uint32_t place =
@@ -125,7 +126,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
     const bool brings_records = warp_ == 2;
     int32_t place = 0;  // see Sm90Smem::queries()
     for (int32_t i = 0;; ++i) {
-      // Records that QueueStart lacks come from memory: they are loaded after the first queries.
+      // Records that are not in QueueStart come from memory: they are loaded after the first
+      // queries.
       const int32_t ahead = i == 0 ? kFirstRecords - 1 : i - 1 + kRecordsAhead;
       while (brings_records && num_contexts_ <= min(num_tiles_, ahead)) load_context();
       const Sm90Context& context = wait_context(i);

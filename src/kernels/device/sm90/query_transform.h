@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queries as a variant changes them, for the sm90 family: wgmma reads them from shared memory.
+// Applies a variant to queries in shared memory, from where wgmma reads them in the sm90 family.
 #pragma once
 
 #include "kernels/device/row_block.h"
@@ -9,13 +9,13 @@
 
 namespace flashplan::device {
 
-/// Replaces 16 rows of queries of one head, from row `first_row` of the tile on, by what the
-/// variant makes of them: by a warp, in shared memory at `queries`.
+/// Applies the variant's `query` to 16 rows of one head, from row `first_row` of the tile on. They
+/// are in shared memory at `queries`. All lanes of a warp call it.
 template <typename S>
 FLASHPLAN_DEVICE void transform_16_queries(const AttentionParams& p, const RowBlock& block,
                                            int32_t kv_head, int first_row, uint32_t queries,
                                            int lane) {
-  constexpr int kChunks = S::kHeadDimQk / 8;  // of 16 bytes in a row
+  constexpr int kChunks = S::kHeadDimQk / 8;  // 16-byte chunks of a row
   const typename S::Variant variant(p);
 #pragma unroll 1
   for (int i = lane; i < 16 * kChunks; i += 32) {

@@ -10,7 +10,7 @@ namespace flashplan::device {
 
 /// Sizes of records, and places in QueueStart, in words of 4 bytes.
 struct RecordWords {
-  static constexpr int kFirstRecords = 2;  // in QueueStart
+  static constexpr int kFirstRecords = 2;  // records in QueueStart
   static constexpr int kTile = sizeof(WorkTile) / 4;
   static constexpr int kSegment = sizeof(Segment) / 4;
   static constexpr int kQueue = sizeof(QueueStart) / 4;
@@ -31,7 +31,7 @@ struct RecordPlace {
   int record;
   int word;  // in the record
 };
-/// `index`: counted from word RecordWords::kTiles of QueueStart on.
+/// The record and word that word RecordWords::kTiles + `index` of QueueStart is.
 FLASHPLAN_DEVICE RecordPlace first_record_place(int index) {
   using Words = RecordWords;
   constexpr int kAllTileWords = Words::kFirstRecords * Words::kTile;

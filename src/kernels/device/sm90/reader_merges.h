@@ -23,7 +23,7 @@ namespace flashplan::device {
 ///   3. A marked reader is merged by whoever sets its counter from kComplete to 0, by a
 ///      compare-and-swap. The CTA that has marked readers searches for marked ones among the
 ///      readers of all prefixes in its queue, so none is left over.
-///   4. Sm90Readers and the slots are this class's alone from the first barrier of merge_all() on.
+///   4. From the first barrier of merge_all() on, only this class uses Sm90Readers and the slots.
 ///      Before, consumer threads add readers to the list, and set has_complete, and nobody reads.
 template <typename S>
 class Sm90ReaderMerges {
@@ -298,7 +298,7 @@ class Sm90ReaderMerges {
 
   const AttentionParams& p_;
   const Sm90Smem<S> smem_;
-  const int thread_;  // of all consumers
+  const int thread_;  // number among the threads of all consumers
 };
 
 }  // namespace flashplan::device

@@ -18,7 +18,7 @@ struct FourPairs {
   uint32_t second;
 
   FourPairs() = default;
-  /// Number `item` of those of a row.
+  /// Group number `item` of four pairs in row `row`.
   FLASHPLAN_DEVICE FourPairs(int row, int item)
       : first(place(row, kInterleaved ? item * 8 : item * 4)),
         second(place(row, kInterleaved ? item * 8 : item * 4 + Variant::kRotaryDim / 2)) {}
@@ -66,7 +66,7 @@ struct FourTurns {
   float2 next[4];
   float twice_cosine[4];
 
-  /// `step(i)`: {cos, sin} of what pair i turns by from one position to the next.
+  /// `step(i)`: {cos, sin} of the angle by which pair i turns from one position to the next.
   template <typename Position, typename Step>
   FLASHPLAN_DEVICE void begin(int item, Position position, Step step) {
     set(item, position);
@@ -78,7 +78,7 @@ struct FourTurns {
       twice_cosine[i] = 2.0F * by.x;
     }
   }
-  /// For one position alone.
+  /// Sets `now` for one position alone.
   template <typename Position>
   FLASHPLAN_DEVICE void set(int item, Position position) {
 #pragma unroll

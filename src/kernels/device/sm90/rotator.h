@@ -10,8 +10,9 @@
 
 namespace flashplan::device {
 
-/// It stands between producer and consumers: it waits for what the producer announces at kQLoaded
-/// and kKeyLoaded, and announces it at kQFull and kSlotFull. Values pass it by.
+/// Stands between producer and consumers: it waits for queries and keys at the barriers `q_loaded`
+/// and `key_loaded`, rotates them, and announces them at `q_full` and `slot_full`. Values go from
+/// the producer to the consumers directly.
 template <typename S>
 class Sm90Rotator {
  public:
@@ -33,7 +34,7 @@ class Sm90Rotator {
           bool begins = true;
           do {
             rotate_keys(key, begins, series);
-            begins = !KeySeries::kGoesOn || !begins;  // anew in every other step
+            begins = !KeySeries::kGoesOn || !begins;  // the series begins anew in every other step
             key += S::kTileKv;
           } while (key < context.tile.kv_end);
         }
@@ -45,9 +46,9 @@ class Sm90Rotator {
     }
   }
 
-  /// The same where keys are prepared: their slots pass by. The keys of a work tile are claimed
-  /// before its queries are waited for: these come to memory that the consumers free, which may be
-  /// waiting for these keys.
+  /// Does what run() does where keys are prepared: it prepares them, instead of rotating keys in
+  /// slots. The keys of a work tile are claimed before its queries are waited for: queries come to
+  /// memory that the consumers free, and the consumers may be waiting for these keys.
   FLASHPLAN_DEVICE void run_prepared() {
     Sm90Preparer<S> preparer(p_, smem_, thread_ / 32);
     for (int32_t i = 0;; ++i) {
@@ -69,7 +70,7 @@ class Sm90Rotator {
  private:
   using Variant = typename S::Variant;
   static constexpr int kThreads = 128;
-  /// Whether all pairs are parts of fours.
+  /// Whether the rotated dims are whole groups of four pairs.
   static constexpr bool kByFours = Variant::kRotaryDim % 8 == 0;
 
   /// Four pairs of every eighth key of a step, which one thread rotates. Such keys are at the same
@@ -79,7 +80,7 @@ class Sm90Rotator {
     using Pairs = FourPairs<Variant, S::kKv, typename S::Key>;
     static constexpr int kGroups = S::kTileKv / 8;
     static constexpr int kOfAllGroups = 8 * Pairs::kPerRow;
-    // Where few dims are rotated, the blocks are shared among several series.
+    // Where few dims are rotated, several series share the blocks of 8 rows.
     static constexpr int num_shares() {
       int shares = 1;
       while (2 * shares * kOfAllGroups <= kThreads && kGroups % (2 * shares) == 0) shares *= 2;
@@ -93,7 +94,7 @@ class Sm90Rotator {
     /// Whether a thread has one series, which goes on with the first keys of the next step.
     static constexpr bool kGoesOn = kCount <= kThreads && kShares == 1;
 
-    /// Begins number `number` of the series of the step whose first key is given.
+    /// Begins series number `number` of the step whose first key is `first_key`.
     FLASHPLAN_DEVICE void begin(int number, int32_t first_key) {
       first_group_ = number / kOfAllGroups * kOwnGroups;
       pairs_ = Pairs(row(number), item(number));
@@ -103,7 +104,8 @@ class Sm90Rotator {
 
     FLASHPLAN_DEVICE void rotate(uint32_t keys) {
       keys += first_group_ * S::Key::kGroupBytes;
-      // Loads are some blocks ahead: the compiler lets a load wait for the store that comes next.
+      // Loads are issued some blocks ahead, because the compiler does not move a load before a
+      // store.
       constexpr int kAhead = kOwnGroups < 4 ? kOwnGroups : 4;
       uint4 ahead[kAhead];
 #pragma unroll
@@ -122,7 +124,8 @@ class Sm90Rotator {
       return pairs_.load(keys + group * S::Key::kGroupBytes);
     }
     static FLASHPLAN_DEVICE int item(int number) { return number % Pairs::kPerRow; }
-    /// Neighbours in a warp are 4 rows apart, whose chunks lie in different banks.
+    /// Neighbouring groups of lanes take rows that are 4 apart, whose chunks lie in different
+    /// banks.
     static FLASHPLAN_DEVICE int row(int number) {
       const int k = number / Pairs::kPerRow % 8;
       return k % 2 * 4 + k / 2;
@@ -133,14 +136,15 @@ class Sm90Rotator {
     FourTurns<Variant> turns_;
   };
 
-  /// Announces what all threads have written to those who wait at `full`.
+  /// Makes what all threads have written visible to wgmma, and arrives at `full`.
   FLASHPLAN_DEVICE void announce(uint32_t full) const {
     fence_async_proxy();  // wgmma reads it
     barrier_wait(S::kRotatorBarrier, kThreads);
     if (thread_ == 0) mbarrier_arrive(full);
   }
 
-  /// Rotates the keys of the next step. Without `begins`, they are behind those of the last call.
+  /// Rotates the keys of the next step. `begins`: `series` begins anew; else these keys follow
+  /// those of the last call.
   FLASHPLAN_DEVICE void rotate_keys(int32_t first_key, bool begins, KeySeries& series) {
     const int32_t step = num_steps_++;
     // In one ring the keys of a step come before the values of the step before it, if there was
@@ -194,7 +198,7 @@ class Sm90Rotator {
       const int end = first_row < kRowStep ? block.rows.num_rows : 0;
       const int32_t group_size = p_.schedule.group_size.value;
       FourTurns<Variant> turns;
-      // Whether the rows of this thread, and their positions, are evenly spaced.
+      // True if the rows of this thread, and their positions, are evenly spaced.
       if (kRowStep % 8 == 0 && kRowStep % group_size == 0) {
         turns.begin(item, position(first_row), [&](int pair) {
           return rotor(angle_of(Variant::turns(pair), kRowStep / group_size), 1.0F);
@@ -241,8 +245,9 @@ class Sm90Rotator {
   const Sm90Smem<S> smem_;
   const int thread_;
   int32_t num_steps_ = 0;
-  int32_t follows_ = 0;  // 1 if the step before is followed by its values
-  int32_t place_ = 0;    // of the queries, see Sm90Smem::queries()
+  int32_t follows_ =
+      0;  // 1 if the step before is followed by this one, so that its values are still to come
+  int32_t place_ = 0;  // place of the queries, see Sm90Smem::queries()
 };
 
 }  // namespace flashplan::device

@@ -14,12 +14,12 @@ namespace flashplan::device {
 struct Sm90Context {
   WorkTile tile;
   Segment segment;
-  int32_t is_end;            // there is no tile: the queue ends here
+  int32_t is_end;            // 1: there is no tile, because the queue ends here
   int32_t first_masked_key;  // the first key that the caller's mask of bits covers
   int32_t row_begin;         // of the tile, as in PackedRows
   int32_t num_rows;
 
-  /// What finish() has computed.
+  /// The rows and keys of the tile, after finish().
   FLASHPLAN_DEVICE RowBlock block() const {
     return {{tile.segment, segment.qo_begin, row_begin, num_rows},
             segment.kv_row,
@@ -30,12 +30,12 @@ struct Sm90Context {
   /// keys, it still has one step, whose keys are all masked: this writes the empty state that the
   /// merge waits for.
   FLASHPLAN_DEVICE bool has_steps() const {
-    // Without branches: all words are loaded at once.
+    // There are no branches, so that all words are loaded at once.
     const auto is_tile = static_cast<unsigned>(is_end == 0);
     return (is_tile & (static_cast<unsigned>(tile.kv_begin < tile.kv_end) |
                        static_cast<unsigned>(tile.merge >= 0))) != 0;
   }
-  /// For each kv head, of a tile that has steps.
+  /// The steps of each kv head. The tile must have steps.
   FLASHPLAN_DEVICE int32_t num_steps(int32_t tile_kv) const {
     return max((tile.kv_end - tile.kv_begin + tile_kv - 1) / tile_kv, 1);
   }
@@ -52,13 +52,13 @@ struct Sm90Context {
 };
 static_assert(sizeof(Sm90Context) == 64);
 
-/// `Choices`: see Traits.
+/// The sizes of a kernel. `Choices`: see Traits.
 template <typename Choices>
 struct Sm90Shape : Choices {
-  // Number of consumer warpgroups, each with 64 rows. With three, a thread has 152 registers, which
-  // is enough for 64 dims and 96 keys. There the softmax takes longer than the products, and the
-  // third warpgroup overlaps more of it. A warpgroup that rotates or gathers takes the registers of
-  // the third.
+  // There are two or three consumer warpgroups, each with 64 rows. With three, a thread has 152
+  // registers, which is enough for 64 dims and 96 keys. There the softmax takes longer than the
+  // products, and the third warpgroup overlaps more of it. A warpgroup that rotates, gathers or
+  // widens takes the registers of the third.
   static constexpr bool kRotates = Choices::Variant::kRotates;
   static constexpr bool kGathers = Choices::kGathers;
   static_assert(!(kRotates && kGathers));
@@ -68,7 +68,8 @@ struct Sm90Shape : Choices {
   static constexpr bool kTakesNarrowQueries =
       Choices::kKv == DType::kFloat8E4M3 && Choices::kQuery == DType::kBFloat16;
   static constexpr bool kHelps = kRotates || kGathers || kWidens;  // a warpgroup helps the producer
-  // Products of more dims take its registers, but where steps are shorter.
+  // Products of more than 128 dims need that warpgroup's registers, except with the shorter steps
+  // of 8-bit keys.
   static_assert(!kHelps || kWidens || Choices::kHeadDimVo <= 128);
   static constexpr int kWarpgroups = Choices::kHeadDimVo <= 64 && !kHelps ? 3 : 2;
   static constexpr int kTileQ = 64 * kWarpgroups;
@@ -96,8 +97,8 @@ struct Sm90Shape : Choices {
                                           : kWidens  ? kWidenerRegisters
                                           : kGathers ? kProducerRegisters
                                                      : 0;
-  // A CTA owns what it was launched with, the same number for each thread and a multiple of 8.
-  // setmaxnreg waits forever for what is not there.
+  // A CTA owns the registers that it was launched with, the same number for each thread and a
+  // multiple of 8. setmaxnreg would wait forever for registers that the CTA does not have.
   static_assert(kWarpgroups * kConsumerRegisters + kProducerRegisters + kHelperRegisters <=
                 kThreads / 128 * (65536 / kThreads / 8 * 8));
 
@@ -115,7 +116,8 @@ struct Sm90Shape : Choices {
   }
 
   using Query = WgmmaTile<Choices::kHeadDimQk, kTileQ>;
-  // Keys in two parts are ragged: a block has all rows of a step, so that a box can bring it alone.
+  // Keys in two tensors are ragged: a block has all rows of a step, so that one box brings it from
+  // the tensor that has its dims.
   using Key = WgmmaTile<Choices::kHeadDimQk, Choices::kHasKeyTail ? kTileKv : 8>;
   using Value = WgmmaTile<Choices::kHeadDimVo, 8>;
   // The output is staged in the memory of the queries.
@@ -137,7 +139,7 @@ struct Sm90Shape : Choices {
   // own, with slots of their size, so that there is room for one slot more.
   static constexpr bool kHasTwoRings = kKeyBytes > kValueBytes && !kGathers && !kWidens;
   static constexpr int kBudget = 227 * 1024 - kHeaderBytes;
-  // Warps that widen always stage a part of a tile each, so their room is no slot's.
+  // Warps that widen always need room for a part of a tile each, so the ring can not use this room.
   static constexpr int kReservedBytes = kWidens ? kSlotBytes : 0;
   static constexpr int kRoom = kBudget - kQBuffers * kQBytes - kReservedBytes;
   static constexpr int kMostSlots =
@@ -161,19 +163,19 @@ struct Sm90Shape : Choices {
   static constexpr int kKvReaders = kGathers  ? kGatherWarps
                                     : kWidens ? kKvWarps + kPreparingWarps
                                               : kKvWarps;
-  // Arrivals that fill a slot.
+  // Arrivals at the `full` barrier of a slot.
   static constexpr int kSlotArrivals = kGathers ? kGatherWarps * 32 : kWidens ? kPreparingWarps : 1;
   // Warps that call Sm90Prepared::leave(): they prepare tiles, or copy them to slots.
   static constexpr int kPreparedWarps = kPreparingWarps + (kTakesPreparedValues ? 2 : 1);
   // Each warp that prepares has room for a part of a tile. Where the slots leave no room, the ring
-  // has one slot less meanwhile.
+  // has one slot less while keys are prepared.
   static constexpr int kPartRows = kWidens ? kTileKv / kPreparingWarps : 32;
   static constexpr int kPartBytes = Key::bytes(kPartRows);
   static constexpr int kStageBytes = kTakesPrepared ? kPreparingWarps * kPartBytes : 0;
   static constexpr bool kStagesInSlot = kQBuffers * kQBytes + kRingBytes + kStageBytes > kBudget;
   static_assert(!kStagesInSlot || kStageBytes <= kSlotBytes);
   static constexpr int kPreparedSlots = kSlots - (kStagesInSlot ? 1 : 0);
-  // What merges may use of the ring.
+  // Bytes of the ring that merges may use.
   static constexpr int kMergeBytes = kRingBytes - (kStagesInSlot ? kSlotBytes : 0);
   static_assert(!kTakesPrepared || kPreparedSlots > 3);  // two warps fill them, as above
 };

@@ -13,7 +13,7 @@ using MbarrierWord = uint64_t;
 struct Sm90Readers {
   static constexpr int kMost = 64;
 
-  int32_t count;          // of the requests; `merges` has no room for more than kMost
+  int32_t count;          // how many were added to the list, which has no room for more than kMost
   int32_t has_complete;   // 1: this CTA has marked requests
   int32_t num_listed[2];  // requests to merge in this round: of even, of odd rounds
   int32_t merges[kMost];  // the list: numbers of the merges
@@ -24,7 +24,7 @@ struct alignas(16) Sm90WaitingMerge {
   int32_t part_index;
   int32_t part_count;
   int32_t merge;
-  uint32_t first_row;  // of the warpgroup; with the bit Sm90Merge::kManyRows
+  uint32_t first_row;  // of the warpgroup in the tile; with the bit Sm90Merge::kManyRows
 };
 /// The waiting merges of a warpgroup.
 struct alignas(16) Sm90WaitingMerges {
@@ -34,7 +34,7 @@ struct alignas(16) Sm90WaitingMerges {
 };
 
 /// Barriers, records and lists, then tiles. Slots, contexts and parts of the memory of queries are
-/// rings: each entry has an mbarrier for full and one for empty.
+/// rings: each entry has an mbarrier that says that it is full, and one that says that it is empty.
 ///
 ///   1. An entry is written only after its phase of `empty` is complete, and read only after that
 ///      of `full`. Who writes arrives at `full`, or lets bulk copies count for it; who reads
@@ -52,9 +52,10 @@ struct alignas(16) Sm90WaitingMerges {
 ///      is a record with is_end. Warp 2 of the producer writes records. Consumers, and warps that
 ///      load, prepare or rotate, read each record and free it.
 ///   5. Queries: a tile of up to 64 rows takes a part of a buffer, any other tile a whole buffer,
-///      and the parts that are left over before it are announced and freed as they are. Warps 2 and
-///      3 of the producer write queries. Queries to be rotated pass through `q_loaded`, as keys do.
-///      Consumers stage results in the memory of queries, and free it when these are read.
+///      and the parts that are left over before it are announced and freed without being filled.
+///      Warps 2 and 3 of the producer write queries. Queries to be rotated pass through `q_loaded`,
+///      as keys do. Consumers stage results in the memory of queries, and free it when these are
+///      read.
 ///   6. `readers`, `waiting` and `states_full` belong to the consumers. After the last tile, behind
 ///      a barrier of all consumers, the slots do, too.
 ///   7. Whoever loads keys may set `on_pages` to kSomeOffPages, before it announces the keys. It
@@ -69,9 +70,10 @@ struct alignas(1024) Sm90SharedMemory {
   MbarrierWord q_empty[S::kQBarriers];
   MbarrierWord context_full[S::kContexts];
   MbarrierWord context_empty[S::kContexts];
-  MbarrierWord tail_full[2];  // of each warp that loads: values past the last key
-  // Where keys and queries are rotated: they are loaded, and not yet rotated. Keys use their
-  // barriers in turn, step by step.
+  MbarrierWord
+      tail_full[2];  // for each loading warp: values before zeros replace those past the last key
+  // Where keys and queries are rotated, these announce that they are loaded, and not yet rotated.
+  // The keys of step i use entry i % S::kSlots.
   MbarrierWord key_loaded[S::kSlots];
   MbarrierWord q_loaded[S::kQBarriers];
   alignas(512) Sm90Context contexts[S::kContexts];
@@ -86,7 +88,8 @@ struct alignas(1024) Sm90SharedMemory {
   // follows from address bits.
   alignas(1024) unsigned char queries[S::kQBuffers][S::kQBytes];
   unsigned char ring[S::kRingBytes];  // see Sm90Smem::slot()
-  // Behind: the parts of tiles that warps prepare, S::kStageBytes, if not in the last slot.
+  // After the ring come S::kStageBytes for the parts of tiles that warps prepare, unless these are
+  // in the last slot.
 };
 
 /// Addresses in shared memory, as instructions take them.
@@ -147,7 +150,7 @@ struct Sm90Smem {
   FLASHPLAN_DEVICE uint32_t free_position() const {
     return base + FLASHPLAN_OFFSET_OF(Memory, free_position);
   }
-  /// The page ids of a warp that loads keys or values.
+  /// The buffers for page ids of a warp that loads keys or values.
   FLASHPLAN_DEVICE uint32_t page_ids(uint32_t warp) const {
     return base + FLASHPLAN_OFFSET_OF(Memory, page_ids) + warp * sizeof(memory.page_ids[0]);
   }
@@ -167,8 +170,8 @@ struct Sm90Smem {
     return base + FLASHPLAN_OFFSET_OF(Memory, queries) +
            place / S::kQParts % S::kQBuffers * S::kQBytes + place % S::kQParts * 64 * 128;
   }
-  /// The room of a warp that prepares parts of tiles. It begins in the slot that the ring does not
-  /// use meanwhile, or behind the slots.
+  /// The room of a warp that prepares parts of tiles. The rooms are in the slot that the ring does
+  /// not use while keys are prepared, or behind the slots.
   FLASHPLAN_DEVICE uint32_t part(uint32_t warp) const {
     return slot(S::kPreparedSlots) + warp * S::kPartBytes;
   }

@@ -8,12 +8,13 @@
 
 namespace flashplan::device {
 
-/// The ring as a consumer warpgroup sees it, or both where keys and values have rings of their own.
-/// A slot is a number, and has the keys (`is_key`) or the values of one step.
+/// The ring as a consumer warpgroup sees it, or both rings where keys and values have rings of their
+/// own. Slots are numbered, and each has the keys (`is_key`) or the values of one step.
 template <typename S>
 class Sm90SlotRing {
  public:
-  /// Where the ring may have fewer slots, waits for the first record of the queue, which says so.
+  /// If the ring may have fewer slots, waits for the first record of the queue, which says whether
+  /// it has.
   FLASHPLAN_DEVICE Sm90SlotRing(const AttentionParams& p, const Sm90Smem<S>& smem) : smem_(smem) {
     if constexpr (S::kPreparedSlots < S::kSlots) {
       if (Sm90Prepared<S>::is_in_use(p, smem)) num_slots_ = S::kPreparedSlots;
@@ -48,7 +49,7 @@ class Sm90SlotRing {
     mbarrier_wait(a, b);
     if constexpr (S::kGathers || S::kWidens) fence_async_proxy();
   }
-  /// The next slot, once it is full.
+  /// Waits until the next slot is full, returns its number, and advances to the slot after it.
   FLASHPLAN_DEVICE int next(bool is_key) {
     wait(next_full(is_key));
     return take(is_key, true);

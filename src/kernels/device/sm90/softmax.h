@@ -12,7 +12,7 @@ namespace flashplan::device {
 template <typename S>
 struct Sm90Softmax {
   static constexpr int kKeyTiles = S::kTileKv / 8;
-  static_assert(kKeyTiles <= 16);  // 32 bits hold one for each column of a thread in a row
+  static_assert(kKeyTiles <= 16);  // 32 bits have one for each of a thread's columns in a row
   // The shift before the first key. It is finite, so that masked logits of -inf give no NaN.
   static constexpr float kNoShift = -3e38F;
   // If a thread's weights of one step add up to more than this, they are too large. Weights up to
@@ -23,7 +23,7 @@ struct Sm90Softmax {
   struct Visible {
     int32_t begin;  // every row sees [begin, end)
     int32_t end;
-    bool off_pages;      // some keys may lie on no page of the cache; see find_pages()
+    bool off_pages;      // page ids of some keys may be outside of the cache; see find_pages()
     int32_t own_end[2];  // the end of what each of this thread's two rows sees
     float most[2];       // kMost, or infinity for a row of padding
     bool has_rows;       // whether this warp has any rows
@@ -54,10 +54,11 @@ struct Sm90Softmax {
       off_pages = load_shared_4(smem.on_pages()) != kAllOnPages;
     }
     /// Whether some rows do not see some of the keys of the step that begins at `key`, even if all
-    /// of them lie on pages of the cache.
+    /// page ids are inside of the cache.
     FLASHPLAN_DEVICE bool cuts(int32_t key) const { return begin > key || end < key + S::kTileKv; }
-    /// Whether some rows may not see some of the keys of the step that begins at `key`. May be true
-    /// only because the producer, ahead of the step, has found later keys on no page.
+    /// Whether some rows may not see some of the keys of the step that begins at `key`. It is also
+    /// true where only a later step has a page id outside of the cache, because the producer looks
+    /// ahead.
     FLASHPLAN_DEVICE bool may_hide(int32_t key) const {
       return off_pages || found != 0xffffffffU || cuts(key);
     }
@@ -209,7 +210,7 @@ struct Sm90Softmax {
       largest[half] = fmaxf(fmaxf(chains[0], chains[1]), fmaxf(chains[2], chains[3]));
     }
   }
-  /// Raises the shifts to the largest of the logits that the four threads of a row give.
+  /// Raises the shifts to the largest of the logits that the four threads of a row have found.
   FLASHPLAN_DEVICE void raise_to(const float (&largest)[2], float scale, float (&shrink)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -19,7 +19,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
   using Base::sum;
   using typename Base::Visible;
 
-  /// See Sm90Softmax.
+  /// Begins the softmax of a head of a work tile.
   FLASHPLAN_DEVICE void begin(const AttentionParams& p, const Sm90Context& context, int32_t head,
                               int first_row, int thread) {
     Base::reset();
@@ -31,18 +31,18 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
     }
   }
 
-  /// See Sm90Softmax.
+  /// Does what Sm90Softmax::weigh_step() does.
   template <typename Variant, typename Again>
   FLASHPLAN_DEVICE bool weigh_step(const AttentionParams& p, const Variant& variant,
                                    const Sm90Context& context, const Visible& visible,
                                    int first_row, int thread, int32_t key, bool is_first,
                                    float (&shrink)[2], Again multiply_again) {
-    // Computed anew each time, as there is no register to keep it in.
+    // This is computed anew each time, because there is no register to keep it in.
     const auto hides = [&] { return hides_keys(p, context, visible, thread, opaque(key)); };
     const Transform<Variant> of(variant, rows_, key + opaque(thread) % 4 * 2);
     if constexpr (!Variant::kUseSoftmax) {
       if (hides()) {
-        asm volatile("");  // a branch, as in Sm90Softmax
+        asm volatile("");  // keeps this a branch, as in Sm90Softmax
         transform<false>(of);
         Base::mask(p, context, visible, first_row, thread, key);
       } else {
@@ -64,7 +64,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
     if (!is_weighed) {
       transform<false>(of);
       if (hides()) {
-        asm volatile("");  // a branch, as in Sm90Softmax
+        asm volatile("");  // keeps this a branch, as in Sm90Softmax
         Base::mask(p, context, visible, first_row, thread, key);
       }
       float more[2];
@@ -91,7 +91,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
     return __any_sync(0xffffffffU, exist != Base::columns_before(S::kTileKv)) != 0;
   }
 
-  /// What the variant makes of this thread's logits in a step. Logit i is in row i / 2 % 2.
+  /// Applies the variant to this thread's logits in a step. Logit i is in row i / 2 % 2.
   template <typename Variant>
   struct Transform {
     const Variant& variant;
@@ -117,7 +117,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
     FLASHPLAN_DEVICE float operator()(float x, int i) const {
       LogitPosition at = rows[i / 2 % 2];
       at.key += i / 4 * 8 + i % 2;
-      // A tile of a merge may have no keys.
+      // kv_len may be 0, because a tile of a merge may have no keys.
       if constexpr (!kHasAllKeys) at.key = min(at.key, max(at.kv_len - 1, 0));
       if constexpr (Variant::kTransformsLogits) x = variant.logit(x, at);
       if constexpr (Variant::kMasksLogits) x = variant.visible(at) ? x : -infinity();
@@ -153,7 +153,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
     added[1] = chains[1][0] + chains[1][1];
   }
 
-  /// Raises the shifts if some logits of the step are much larger. Looks at a few columns alone,
+  /// Raises the shifts if some logits of the step are much larger. It looks at a few columns alone,
   /// which represent logits that grow with the key; other large logits are noticed by their
   /// weights. Returns whether shifts were raised.
   template <typename Variant>

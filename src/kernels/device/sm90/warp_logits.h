@@ -8,8 +8,8 @@
 
 namespace flashplan::device {
 
-/// Adds to `logits` the products of a warp's 16 rows of queries with all keys of a step.
-/// `queries`: address of the rows of its warpgroup. `thread`: its number in the warpgroup.
+/// Adds to `logits` the products of a warp's 16 rows of queries with all keys of a step. `queries`:
+/// address of the queries of its warpgroup. `thread`: number of this thread in the warpgroup.
 template <typename S>
 FLASHPLAN_DEVICE void add_logits_of_warp(uint32_t queries, uint32_t keys, int thread,
                                          float (&logits)[S::kTileKv / 2]) {

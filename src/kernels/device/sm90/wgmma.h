@@ -63,12 +63,13 @@ struct Wgmma;
   "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), \
       "=f"(d[i + 6]), "=f"(d[i + 7])
 
-// `n` columns; `r`: registers of d; `d`: their operands; then the numbers of the operands after
-// them.
+// Defines Wgmma for `n` columns. `r`: the registers of d in the assembler text; `d_` and `w_`: d as
+// operands that are added to, or only written; `o0` to `o5`: the numbers of the operands after
+// these.
 #define FLASHPLAN_WGMMA(dtype, text, n, r, d_, w_, o0, o1, o2, o3, o4, o5)                        \
   template <>                                                                                     \
   struct Wgmma<dtype, n> {                                                                        \
-    /* Both from shared memory, dims summed over. */                                              \
+    /* d (+)= a * b^T, both from shared memory: sums over their dims. */                          \
     static FLASHPLAN_DEVICE void by_dims(float (&d)[n / 2], WgmmaOperand a, WgmmaOperand b,       \
                                          bool adds) {                                             \
       asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #o2                                 \
@@ -78,7 +79,7 @@ struct Wgmma;
                    : d_                                                                           \
                    : "l"(a.bits()), "l"(b.bits()), "r"(static_cast<int>(adds)));                  \
     }                                                                                             \
-    /* d = a * b: d need not have a value. */                                                     \
+    /* d = a * b^T: d need not have a value. */                                                   \
     static FLASHPLAN_DEVICE void first_by_dims(float (&d)[n / 2], WgmmaOperand a,                 \
                                                WgmmaOperand b) {                                  \
       asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." text "." text " {" r         \
@@ -86,7 +87,7 @@ struct Wgmma;
                    : w_                                                                           \
                    : "l"(a.bits()), "l"(b.bits()));                                               \
     }                                                                                             \
-    /* a from registers, b's rows summed over. */                                                 \
+    /* d (+)= a * b, a from registers: sums over b's rows. */                                     \
     static FLASHPLAN_DEVICE void by_rows(float (&d)[n / 2], const uint32_t (&a)[4],               \
                                          WgmmaOperand b, bool adds) {                             \
       asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #o5                                 \
@@ -97,7 +98,7 @@ struct Wgmma;
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()),                   \
                      "r"(static_cast<int>(adds)));                                                \
     }                                                                                             \
-    /* d += a * b: a from shared memory, its dims and b's rows summed over. */                    \
+    /* d += a * b, a from shared memory: sums over a's dims and b's rows. */                      \
     static FLASHPLAN_DEVICE void add_by_rows(float (&d)[n / 2], WgmmaOperand a, WgmmaOperand b) { \
       asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." text "." text " {" r         \
                    "}, %" #o0 ", %" #o1 ", 1, 1, 1, 0, 1;\n"                                      \

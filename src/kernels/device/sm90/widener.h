@@ -8,9 +8,10 @@
 
 namespace flashplan::device {
 
-/// One of these warps. Keys and values that many row tiles read are prepared: widened once, to the
-/// workspace. Those of other work tiles go to the slots of the ring. Each warp widens the same
-/// S::kPartRows rows of every tile. The rows of the next slots are on their way meanwhile.
+/// One of the warps that widen. Keys and values that many row tiles read are prepared: widened
+/// once, to the workspace. Those of other work tiles are widened to the slots of the ring, where
+/// each warp has the same S::kPartRows rows of every tile. While it widens these, the rows of the
+/// next slots are being copied.
 template <typename S>
 class Sm90Widener : Sm90ProducerWarp<S> {
   using Base = Sm90ProducerWarp<S>;
@@ -35,9 +36,10 @@ class Sm90Widener : Sm90ProducerWarp<S> {
       int32_t begin = 0;
       int32_t end = 0;
       int32_t head = 0;
-      // Before a tile without keys, and before the end, the consumers finish the tile before it, so
-      // they wait for its last values. Before a prepared tile, whose first keys come before them,
-      // these values are filled, too. Both take three rounds without a step of this warp.
+      // Before a tile without keys, and before the end of the queue, the consumers finish the tile
+      // before it, so they wait for its last values. Before a prepared tile these values are
+      // filled, too, after the tile's first keys. Both take three rounds of the loop without a step
+      // of this warp.
       int32_t heads_end = 3;
       const int32_t* ids = nullptr;
       if (fills) {
@@ -54,7 +56,7 @@ class Sm90Widener : Sm90ProducerWarp<S> {
         if (fills) step = requested(context, ids, head, key, end);
         Step filled = ahead;
 #pragma unroll 1
-        for (int kind = 0; kind < 2; ++kind) {  // one copy of the code
+        for (int kind = 0; kind < 2; ++kind) {  // a loop, so that there is one copy of fill()
           fill(kind == 0, filled);
           filled = last;
         }
@@ -70,7 +72,10 @@ class Sm90Widener : Sm90ProducerWarp<S> {
       if (prepares) {
         uint32_t num_steps = 0;
         i = Sm90Preparer<S>(p_, smem_, warp_).prepare_from(i, num_steps);
-        ring_.skip(2 * (num_steps - 1));  // but for the first keys and the last values
+        ring_.skip(
+            2 *
+            (num_steps -
+             1));  // all slots of these steps but those of the first keys and of the last values
         last.rows = kNone;
         ahead.rows = kOthersValues;
       } else {
@@ -104,8 +109,8 @@ class Sm90Widener : Sm90ProducerWarp<S> {
     int32_t key;   // the first one; of ragged keys, its row of the tensor
     int32_t page;  // of this lane's row
   };
-  // Instead of rows: there is no step; others fill the slot of its keys; others fill the slot of
-  // its values.
+  // Values of `rows` without rows: there is no step; other warps fill the slot of its keys; other
+  // warps fill the slot of its values.
   static constexpr int32_t kNone = -3;
   static constexpr int32_t kOthers = -2;
   static constexpr int32_t kOthersValues = -1;
@@ -113,7 +118,8 @@ class Sm90Widener : Sm90ProducerWarp<S> {
   /// This lane's row of a step.
   FLASHPLAN_DEVICE int row() const { return warp_ * S::kPartRows + opaque(lane_); }
 
-  /// The step of the keys from `key` on. Its page ids, which begin at `ids`, are on their way.
+  /// The step of the keys from `key` on, whose page ids it requests. `ids`: the page ids of the
+  /// request.
   FLASHPLAN_DEVICE Step requested(const Sm90Context& context, const int32_t* ids, int32_t head,
                                   int32_t key, int32_t end) const {
     const int32_t first = key + warp_ * S::kPartRows;
@@ -130,8 +136,8 @@ class Sm90Widener : Sm90ProducerWarp<S> {
 
   /// Requests this warp's rows of the next slot, and widens those that were requested two slots
   /// before. Zeros replace rows past the last key, rows of keys that no query sees, and rows of
-  /// keys on no page of the cache: what lies there may be NaN, and 0 * NaN is NaN. Without a slot
-  /// to fill, widens all rows that were requested.
+  /// keys whose page id is outside of the cache: what lies there may be NaN, and 0 * NaN is NaN.
+  /// Without a slot to fill, widens all rows that were requested.
   FLASHPLAN_DEVICE void fill(bool is_key, Step step) {
     const bool requests = step.rows >= 0;
     if (requests) {

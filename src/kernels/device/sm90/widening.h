@@ -8,11 +8,11 @@
 
 namespace flashplan::device {
 
-/// Copies and widens a part of a tile, S::kPartRows rows. Raw rows lie behind each other. From 128
-/// dims on, the halves of each 128 bytes of odd rows are exchanged, so that the eight lanes that
-/// read 64 bytes of two neighbouring rows together meet in no bank. Nor do they when they write:
-/// the chunks of a row and those of its neighbour have different places in the layout that wgmma
-/// reads.
+/// Copies and widens a part of a tile, S::kPartRows rows. Raw 8-bit rows lie one after the other.
+/// From 128 dims on, the halves of each 128 bytes of odd rows are exchanged, so that the eight
+/// lanes that read 64 bytes of two neighbouring rows together have no bank conflicts. Nor have they
+/// when they write: the chunks of a row and those of its neighbour have different places in the
+/// layout that wgmma reads.
 template <typename S>
 struct Sm90Widening {
   static_assert(S::kHeadDimQk == S::kHeadDimVo && S::kPartRows % 8 == 0 && S::kPartRows <= 32);
@@ -73,7 +73,7 @@ struct Sm90Widening {
   static constexpr int kQuarters = kChunks / 4;
   static constexpr int kItems = kRowsAtOnce / 8 * kQuarters;
 
-  /// Two float16 as two elements of kTo.
+  /// Converts two float16 to two elements of kTo.
   template <DType kTo>
   static FLASHPLAN_DEVICE uint32_t converted(uint32_t pair) {
     if constexpr (kTo == DType::kFloat16) {
@@ -98,7 +98,7 @@ struct Sm90Widening {
         const uint32_t quarter = i % kQuarters * 64;
         words[i] = load_shared_16((from ^ quarter) + (first + i / kQuarters * 8) * kRowBytes);
       }
-      __syncwarp();  // `wide` overlaps what was loaded
+      __syncwarp();  // `wide` overlaps the bytes that were loaded
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         const uint32_t chunk = to + i % kQuarters * S::Key::kBlockBytes +

@@ -17,7 +17,8 @@ __global__ void __launch_bounds__(WideShape<Choices>::kThreads, 1)
   using S = WideShape<Choices>;
   extern __shared__ __align__(1024) unsigned char smem[];
   const MlaSmem<S> shared(reinterpret_cast<MlaSharedMemory<S>&>(smem));
-  // Requested before anything else: code comes from memory, too, and takes as long.
+  // The queue is requested before anything else, so that it arrives while code is fetched from
+  // memory.
   const uint32_t queue_word = MlaRecordLoader<S>::request_queue(p);
   if (threadIdx.x == 32) {
     tma_prefetch_map(&p.maps.q);

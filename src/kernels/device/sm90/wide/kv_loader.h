@@ -8,9 +8,9 @@
 
 namespace flashplan::device {
 
-/// One warp; lane i brings box i of each half of a block. The order is that in which consumers free
-/// memory: the keys of two blocks, which their owners read at the same time, then the values of
-/// both. A part waits until its place is free (MlaSharedMemory, 10).
+/// Works as one warp, whose lane i brings box i of each half of a block. The order is that in which
+/// consumers free memory: the keys of two blocks, which their owners read at the same time, then
+/// the values of both. Each half of a block waits until its place is free (MlaSharedMemory, 10).
 template <typename S>
 class WideKvLoader : MlaKeyWarp<S> {
   using Base = MlaKeyWarp<S>;
@@ -67,14 +67,15 @@ class WideKvLoader : MlaKeyWarp<S> {
     return p_.maps.has_kv && is_inside;
   }
 
-  /// The coordinates of this lane's box in a map. A box without a page lies outside of the map, and
-  /// becomes zeros. So does one that no row sees: its page may belong to another request.
+  /// The coordinates of this lane's box in a map. A box whose page id is outside of the cache is
+  /// requested from outside of the map, and so becomes zeros. So does a box that no row sees: its
+  /// page may belong to another request.
   struct Place {
     int row;
-    int group;  // of 8 rows
+    int group;  // number of 8 rows in the page
     int slab;
     bool exists;
-    bool is_off_page;  // it has keys that some row sees, which are on no page
+    bool is_off_page;  // some row sees keys of the box, and its page id is outside of the cache
   };
   FLASHPLAN_DEVICE Place place(bool is_key, const Block& block, int32_t head, int32_t id) const {
     const int row = own_row();

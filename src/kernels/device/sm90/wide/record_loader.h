@@ -7,7 +7,7 @@
 
 namespace flashplan::device {
 
-/// A work tile may have several kv heads: it becomes one record for each of them.
+/// Loads a record for each kv head of a work tile, and its queries.
 template <typename S>
 class WideRecordLoader {
  public:
@@ -37,8 +37,8 @@ class WideRecordLoader {
     return __shfl_sync(0xffffffffU, queue_word_, min(i, 31));
   }
 
-  /// Takes the words of the next tile of the queue: each lane has one of the tile, then of the
-  /// segment.
+  /// Takes the words of the next tile of the queue: the first lanes have those of the tile, the
+  /// next lanes those of its segment.
   FLASHPLAN_DEVICE void take_tile() {
     if (tile_ < RecordWords::kFirstRecords) {
       const bool is_tile = lane_ < kTileWords;
@@ -149,12 +149,12 @@ class WideRecordLoader {
   uint32_t queue_word_ = 0;
   int32_t queue_begin_ = 0;
   int32_t num_tiles_ = 0;
-  uint32_t word_ = 0;        // of the current tile
+  uint32_t word_ = 0;        // this lane's word of the current tile or segment
   int32_t tile_ = 0;         // number of the next tile in the queue
   int32_t head_ = 0;         // of the next record, counted from the first one of its tile
   int32_t num_heads_ = 0;    // of the current tile
-  int32_t num_records_ = 0;  // loaded so far
-  bool has_end_ = false;     // whether the last of them marks the end
+  int32_t num_records_ = 0;  // records loaded so far
+  bool has_end_ = false;     // whether the last record marks the end
   uint32_t num_loaded_ = 0;  // records whose queries are loaded
 };
 

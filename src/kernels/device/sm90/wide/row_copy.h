@@ -21,7 +21,7 @@ FLASHPLAN_DEVICE void finish_row_copies(uint32_t full) {
 /// A block of keys of one kv head.
 struct WideBlock {
   int32_t key;
-  int32_t count;       // of keys; the block may have more rows
+  int32_t count;       // keys; the block may have more rows
   int32_t num_hidden;  // the first keys, which no row sees; may be negative
   int32_t kv_row;
   int32_t kv_head;
@@ -29,8 +29,9 @@ struct WideBlock {
 
 /// Copies half of the dims of a block's keys or values, from dim `first_dim` on, and announces it
 /// at `full`. Zeros replace rows past the last key: 0 * NaN is NaN. Keys that no row sees are
-/// replaced by copies of the first one that some row sees. Keys on no page of the cache become
-/// zeros, and the word at `on_pages` kSomeOffPages. Not inlined: few plans need it often.
+/// replaced by copies of the first one that some row sees. Keys whose page ids are outside of the
+/// cache become zeros, and the word at `on_pages` becomes kSomeOffPages. Not inlined, because few
+/// plans need it often.
 template <typename S>
 __device__ __noinline__ void copy_wide_rows(const AttentionParams& p, bool is_key, uint32_t to,
                                             uint32_t full, WideBlock block, int first_dim,

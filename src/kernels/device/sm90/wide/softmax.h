@@ -14,7 +14,7 @@ struct WideSoftmax : Sm90Softmax<S> {
   using Base = Sm90Softmax<S>;
   using typename Base::Visible;
 
-  /// As Sm90Softmax::weigh_step(), but that `multiply_again` is never called.
+  /// Does what Sm90Softmax::weigh_step() does, but never calls `multiply_again`.
   template <typename Variant, typename Again>
   FLASHPLAN_DEVICE bool weigh_step(const AttentionParams& p, const Variant& variant,
                                    const Sm90Context& context, const Visible& visible,
