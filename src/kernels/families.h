@@ -9,15 +9,15 @@
 
 namespace flashplan {
 
-/// What the sm80 family is compiled for. Keys are rotated in shared memory, in place, for which 8
-/// bits are too few.
+/// The first axis of the options that a kernel of the sm80 family does not serve. The family
+/// rotates keys in shared memory, in place, for which 8 bits are too few.
 inline Axis first_unserved_by_sm80(const Kernel& kernel, const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
   if (axis != Axis::kNone) return axis;
   return options.rope && item_size(options.kv_dtype) == 1 ? Axis::kRope : Axis::kNone;
 }
 
-/// mma.sync, ldmatrix and cp.async, which every GPU from compute capability 8.0 on has.
+/// Uses mma.sync, ldmatrix and cp.async, which every GPU from compute capability 8.0 on has.
 inline constexpr KernelFamily kSm80Family = {.name = "sm80",
                                              .device = DeviceType::kCuda,
                                              .program = &kSm80Program,
@@ -26,8 +26,9 @@ inline constexpr KernelFamily kSm80Family = {.name = "sm80",
                                              .scratch_bytes = merged_state_bytes,
                                              .preference = no_preference};
 
-/// What the sm90 family is compiled for, but for variants that change keys or values. A warpgroup
-/// that rotates leaves too few registers for the products of more than 128 dims.
+/// The first axis that a kernel of the sm90 family does not serve. The family serves no variants
+/// that change keys or values. Beside a warpgroup that rotates, too few registers are left for the
+/// products of more than 128 dims.
 inline Axis first_unserved_by_sm90(const Kernel& kernel, const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
   if (axis != Axis::kNone) return axis;
@@ -41,15 +42,15 @@ inline bool has_aligned_dims(const AttentionOptions& options) noexcept {
   return options.head_dim_qk % kAlignedDims == 0 && options.head_dim_vo % kAlignedDims == 0;
 }
 
-/// Above sm80 where tensor maps can describe the keys, and there are more than few rows. Without
-/// tensor maps everything works, but slower. For few rows sm80 is 4 to 30 % faster: two of its CTAs
-/// share an SM, and its shorter code begins sooner (docs/tuning/sm80.md).
+/// Prefers sm90 to sm80 where tensor maps can describe the keys, and the batch has many rows.
+/// Without tensor maps everything works, but slower. For few rows sm80 is 4 to 30 % faster: two of
+/// its CTAs share an SM, and its shorter code begins sooner (docs/tuning/sm80.md).
 inline int32_t preference_of_sm90(const AttentionOptions& options, BatchKind kind) noexcept {
   const bool is_faster = kind == BatchKind::kManyRows;
   return has_aligned_dims(options) && has_boxes(options) && is_faster ? 1 : -1;
 }
 
-/// wgmma, TMA and mbarriers, which compute capability 9.0 alone has.
+/// Uses wgmma, TMA and mbarriers, which compute capability 9.0 alone has.
 inline constexpr KernelFamily kSm90Family = {.name = "sm90",
                                              .device = DeviceType::kCuda,
                                              .group = KernelGroup::kHopper,
@@ -60,20 +61,22 @@ inline constexpr KernelFamily kSm90Family = {.name = "sm90",
                                              .scratch_bytes = no_scratch_bytes,
                                              .preference = preference_of_sm90};
 
-/// What the sm90 family serves, but for variants and rotations.
+/// The first axis that a kernel with the sm90 family's code for small pages, 8-bit caches or wide
+/// heads does not serve: these serve neither variants nor rotations.
 inline Axis first_unserved_by_sm90_gather(const Kernel& kernel,
                                           const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_by_sm90(kernel, options);
   if (axis != Axis::kNone) return axis;
   return options.variant.impl() != nullptr ? Axis::kVariant : Axis::kNone;
 }
-/// Above both others for pages that are too small for boxes.
+/// Prefers sm90_gather to sm80 and sm90 where pages are too small for boxes, and the batch has many
+/// rows.
 inline int32_t preference_of_sm90_gather(const AttentionOptions& options, BatchKind kind) noexcept {
   const bool is_faster = kind == BatchKind::kManyRows;
   return has_aligned_dims(options) && !has_boxes(options) && is_faster ? 1 : -2;
 }
 
-/// The sm90 family with keys and values copied by cp.async.
+/// The sm90 family, with keys and values copied by cp.async.
 inline constexpr KernelFamily kSm90GatherFamily = {.name = "sm90_gather",
                                                    .device = DeviceType::kCuda,
                                                    .group = KernelGroup::kHopper,
@@ -83,8 +86,8 @@ inline constexpr KernelFamily kSm90GatherFamily = {.name = "sm90_gather",
                                                    .scratch_bytes = no_scratch_bytes,
                                                    .preference = preference_of_sm90_gather};
 
-/// Above sm80 for more than few rows, but for ragged keys of more than 128 dims: a run may have
-/// them in two parts, which these kernels do not take.
+/// Prefers sm90_widen to sm80 where the batch has many rows, except for ragged keys of more than
+/// 128 dims: a run may have those in two tensors, which these kernels do not take.
 inline int32_t preference_of_sm90_widen(const AttentionOptions& options, BatchKind kind) noexcept {
   const bool may_have_tails = options.page_size == 0 && options.head_dim_qk > 128;
   const bool is_faster = kind == BatchKind::kManyRows;
@@ -101,7 +104,7 @@ inline constexpr KernelFamily kSm90WidenFamily = {.name = "sm90_widen",
                                                   .scratch_bytes = no_scratch_bytes,
                                                   .preference = preference_of_sm90_widen};
 
-/// Above sm80 for more than few rows, where tensor maps can describe the keys.
+/// Prefers sm90_wide to sm80 where the batch has many rows, and tensor maps can describe the keys.
 inline int32_t preference_of_sm90_wide(const AttentionOptions& options, BatchKind kind) noexcept {
   constexpr int32_t kBlockDims = 64;
   const bool has_whole_blocks =
@@ -110,8 +113,8 @@ inline int32_t preference_of_sm90_wide(const AttentionOptions& options, BatchKin
   return has_whole_blocks && has_boxes(options) && is_faster ? 1 : -2;
 }
 
-/// wgmma, TMA and mbarriers for more than 256 dims: each of two warpgroups has half of the columns
-/// of o, as in sm90_mla.
+/// Uses wgmma, TMA and mbarriers for more than 256 dims: each of two warpgroups has half of the
+/// columns of o, as in sm90_mla.
 inline constexpr KernelFamily kSm90WideFamily = {.name = "sm90_wide",
                                                  .device = DeviceType::kCuda,
                                                  .group = KernelGroup::kHopper,
@@ -119,7 +122,8 @@ inline constexpr KernelFamily kSm90WideFamily = {.name = "sm90_wide",
                                                  .scratch_bytes = merged_state_bytes,
                                                  .preference = preference_of_sm90_wide};
 
-/// What the sm90_mla family is compiled for: all head dims, and no part of them.
+/// The first axis that a kernel of the sm90_mla family does not serve. It serves the head dims that
+/// it is compiled for, and no smaller ones.
 inline Axis first_unserved_by_sm90_mla(const Kernel& kernel,
                                        const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
@@ -128,7 +132,8 @@ inline Axis first_unserved_by_sm90_mla(const Kernel& kernel,
   return !has_dims && axis > Axis::kHeadDim ? Axis::kHeadDim : axis;
 }
 
-/// wgmma, TMA and mbarriers for multi-head latent attention: values are the first dims of keys.
+/// Uses wgmma, TMA and mbarriers for multi-head latent attention: values are the first dims of
+/// keys.
 inline constexpr KernelFamily kSm90MlaFamily = {.name = "sm90_mla",
                                                 .device = DeviceType::kCuda,
                                                 .group = KernelGroup::kHopper,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the Kernels of all GPU families take from their compile-time choices in the same way.
+// Sets the members of a Kernel that all GPU families take from their compile-time choices alike.
 #pragma once
 
 #include <string_view>

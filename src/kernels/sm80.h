@@ -32,7 +32,7 @@ constexpr KernelGeometry sm80_geometry() {
   return geometry;
 }
 
-/// Whether the kernel is for GPUs with 228 KB alone.
+/// Whether the kernel runs only on GPUs with 228 KB of shared memory per SM.
 template <typename Choices>
 constexpr bool kIsWidest = device::Tiling<Choices, 228>::kIsWidest;
 
@@ -56,7 +56,8 @@ Kernel make_sm80_kernel(std::string_view name, Architecture architecture) noexce
   using Variant = std::conditional_t<kSoftcap, device::Softcap, device::Standard>;
   using Choices = device::Traits<kQ, kKv, kHeadDimQk, kHeadDimVo, Variant>;
   Kernel kernel = make_named_kernel<Choices>(name, &kSm80Family, architecture);
-  // Heads of 80 dims have code of their own, because it would make that for 128 dims slower.
+  // Heads of 80 dims have a kernel of their own, because their code would make that for 128 dims
+  // slower.
   constexpr bool kHas80Dims =
       kHeadDimQk == 128 && kHeadDimVo == 128 && kQ == kKv && item_size(kKv) > 1;
   using Short = std::conditional_t<kHas80Dims, device::With80Dims<Choices>, Choices>;
@@ -69,7 +70,7 @@ Kernel make_sm80_kernel(std::string_view name, Architecture architecture) noexce
     kernel.code.short_rows_first =
         reinterpret_cast<const void*>(&device::attention_kernel<Short, true>);
   }
-  // The widest kernels come in one order alone, which keeps the library small.
+  // The widest kernels are compiled with one order of bodies only, which keeps the library small.
   kernel.code.many_rows_first =
       reinterpret_cast<const void*>(&device::attention_kernel<Choices, kIsWidest<Choices>>);
   if constexpr (Choices::kTakesKeyTails) kernel.code.key_tails = kernel.code.many_rows_first;

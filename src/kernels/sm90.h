@@ -35,8 +35,8 @@ struct Rotating : device::Standard {
   static constexpr int kRotaryDim = 16;
 };
 
-/// `Choices`, but for keys whose last dims are in a tensor of their own. Such keys have code of
-/// their own: one loader for both sorts of keys would need more registers than the producer has.
+/// `Choices` for keys whose last dims are in a tensor of their own. Such keys have code of their
+/// own: one loader for both sorts of keys would need more registers than the producer has.
 template <typename Choices>
 struct WithKeyTails : Choices {
   static constexpr bool kHasKeyTail = true;

@@ -11,7 +11,8 @@
 
 namespace flashplan {
 
-/// The geometry of the kernels whose warpgroups have half of the columns each.
+/// The geometry of the kernels (sm90_mla, sm90_wide) whose two warpgroups have half of o's columns
+/// each.
 template <typename S>
 constexpr KernelGeometry mla_geometry() {
   return {.tile_q = S::kTileQ,

@@ -8,14 +8,14 @@
 
 namespace flashplan {
 
-/// All but the values of index tensors and scales.
+/// Checks all but the values of index tensors and scales.
 Status check_append(const AppendTensors& tensors) noexcept;
 
-/// The values of index tensors and scales on the host. `q` is empty, or has a row for each token
-/// too.
+/// Checks the values of index tensors and scales, which are in host memory. `q` is empty, or must
+/// have a row for each token, too.
 Status check_append_values(const AppendTensors& tensors, const TensorView& q) noexcept;
 
-/// The parameters of tensors that have been checked. `q` as above.
+/// The parameters of tensors that have been checked. `q`: as for check_append_values().
 AppendParams make_append_params(const AppendTensors& tensors, const TensorView& q) noexcept;
 
 /// Whether there are tokens and elements to write.

@@ -15,7 +15,7 @@
 namespace flashplan {
 namespace {
 
-/// Rows are stored as they are, or narrowed to an 8-bit float.
+/// Checks that rows are stored as they are, or narrowed to an 8-bit float.
 Status check_rows_dtype(const TensorArgument& rows, const TensorArgument& cache) {
   const DType stored = cache.view.dtype;
   if (!is_narrow_float(stored) && !is_wide_float(stored)) {
@@ -39,7 +39,7 @@ Status check_index(const TensorArgument& argument, Dim size, Device device) {
   return check_shape(argument, {size});
 }
 
-/// A token's elements are counted in 32 bits, those of k and of v together.
+/// Checks that the elements of k and v in a token can be counted in 32 bits.
 Status check_row_size(const AppendTensors& t) {
   const int64_t head_dims = t.k.shape[2] + t.v.shape[2];
   if (t.k.shape[1] == 0 || head_dims <= INT32_MAX / t.k.shape[1]) return {};
@@ -65,7 +65,7 @@ Status check_alone(const char* given, std::initializer_list<TensorArgument> othe
   return {};
 }
 
-/// The number of tokens for which places may be given: no more than k and v have rows.
+/// The number of tokens for which places may be given: at most the rows of k and of v.
 Dim tokens_of(const AppendTensors& t) {
   return {0, std::min<int64_t>({INT32_MAX, t.k.shape[0], t.v.shape[0]})};
 }
@@ -84,7 +84,7 @@ Status check_slot_mapping(const AppendTensors& t, Device device) {
   return check_shape(slots, {tokens_of(t)});
 }
 
-/// The requests of the page table, of a checked rank.
+/// The number of requests that the page table has. Its rank has been checked.
 int32_t num_requests_of_table(const AppendTensors& t) {
   const int64_t rows = t.block_table.empty() ? t.page_indptr.shape[0] - 1 : t.block_table.shape[0];
   return static_cast<int32_t>(std::clamp<int64_t>(rows, 0, INT32_MAX - 1));
@@ -102,7 +102,7 @@ Status check_positions(const AppendTensors& t, Device device) {
   return {};
 }
 
-/// The tensors that say where tokens go.
+/// Checks the tensors that say where tokens go.
 Status check_places(const AppendTensors& t, Device device) {
   if (!t.slot_mapping.empty()) return check_slot_mapping(t, device);
   if (!t.batch_indices.empty() || !t.positions.empty()) return check_positions(t, device);
@@ -159,7 +159,7 @@ TokenPlaces make_places(const AppendTensors& t) {
   return places;
 }
 
-/// The values of batch_indices and positions, in host memory.
+/// Checks the values of batch_indices and positions, which are in host memory.
 Status check_position_values(const AppendTensors& t) {
   const PageTableTensors tables{t.block_table, t.page_indptr, t.page_indices};
   const auto* requests = static_cast<const int32_t*>(t.batch_indices.data);

@@ -31,7 +31,8 @@ FLASHPLAN_HOST_DEVICE float probability_of(float x, const Scale& scale, float su
   return below < 1.0F ? ratio(power_at<0>(below), sum) : 0.0F;
 }
 
-/// log(part / all) is a function of each device, `Log`.
+/// The log-probability of a kept value. `log_of_ratio(part, all)`: log(part / all), by a function
+/// of the device.
 template <class Log>
 FLASHPLAN_HOST_DEVICE float log_probability_of(float x, const Scale& scale, float temperature,
                                                uint64_t total, const Log& log_of_ratio) {

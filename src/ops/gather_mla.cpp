@@ -11,7 +11,8 @@
 namespace flashplan {
 namespace {
 
-/// C and R. Without a part that says where the latent dims end, they are all dims.
+/// The numbers of latent dims (C) and rotated dims (R). If neither the cache nor `out` has a second
+/// tensor, which tells where the latent dims end, all dims count as latent.
 struct KeyDims {
   int64_t parts[2];
 
@@ -133,7 +134,7 @@ Status check_values(const MlaGatherTensors& t) {
 MlaGatherParams make_params(const MlaGatherTensors& t, const KeyDims& dims) {
   MlaGatherParams p;
   place_parts(t.cache, dims.parts, p.parts);
-  int64_t first = 0;  // dim of the part in a row of `out`
+  int64_t first = 0;  // the part's first dim in a row of `out`
   for (int32_t i = 0; i < 2; ++i) {
     MlaPart& part = p.parts[i];
     const bool is_apart = i == 1 && !t.out_tail.empty();

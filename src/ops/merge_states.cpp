@@ -23,7 +23,7 @@ Status check_state(const TensorArgument& o, const TensorArgument& lse, const Ten
   return check_shape(lse, {tokens, heads});
 }
 
-/// The name of a state in messages.
+/// The names of a state's tensors in messages.
 struct StateNames {
   explicit StateNames(int32_t index) {
     std::snprintf(o, sizeof(o), "o[%d]", index);

@@ -11,8 +11,8 @@ namespace flashplan {
 /// The most latent dims of a key.
 constexpr int32_t kMaxLatentDim = 4096;
 
-/// The latent dims of keys, or their rotated ones: as rows of tokens and in the cache. Strides in
-/// bytes.
+/// A part of the keys, the latent dims or the rotated ones: where it is in the rows of tokens, and
+/// where in the cache. Strides are in bytes.
 struct MlaPart {
   char* rows = nullptr;
   int64_t row_stride = 0;
@@ -22,7 +22,7 @@ struct MlaPart {
   int32_t num_dims = 0;     // 0: there is no such part
   DType dtype = DType::kFloat32;
   DType cache_dtype = DType::kFloat32;
-  bool verbatim = false;  // bits are kept
+  bool verbatim = false;  // elements are copied without conversion
 
   FLASHPLAN_HOST_DEVICE char* row(int32_t token) const { return rows + token * row_stride; }
   FLASHPLAN_HOST_DEVICE char* slot(int64_t page, int32_t row_in_page) const {
@@ -32,7 +32,7 @@ struct MlaPart {
 
 struct MlaAppendParams {
   MlaPart parts[2];
-  TokenPlaces places;                 // with slots
+  TokenPlaces places;                 // given by slots
   RopeParams rope;                    // sides[0]: q_pe in place; head_dim: 0 without a rotation
   const void* norm_weight = nullptr;  // or null: no normalisation
   DType weight_dtype = DType::kFloat32;
@@ -50,9 +50,9 @@ struct MlaGatherParams {
   int32_t batch_size = 0;
   float scale = 1.0F;
   bool has_scales = false;
-  int32_t num_rows = 0;  // of `out`
+  int32_t num_rows = 0;  // rows of `out`
 
-  /// The request of a row that is below indptr[batch_size].
+  /// The request of a row of `out`, which must be below indptr[batch_size].
   FLASHPLAN_HOST_DEVICE int32_t request_of(int32_t row) const {
     int32_t request = 0;
     for (int32_t behind = batch_size; behind - request > 1;) {
@@ -63,7 +63,7 @@ struct MlaGatherParams {
   }
 
   struct Place {
-    int32_t page = -1;  // < 0: none of the cache
+    int32_t page = -1;  // < 0: the page id is outside of the cache
     int32_t row_in_page = 0;
   };
   FLASHPLAN_HOST_DEVICE Place place_of(int32_t request, int32_t row) const {

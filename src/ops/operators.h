@@ -25,24 +25,24 @@ void gather_rows(const GatherParams& params) noexcept;
 void apply_rope(const RopeParams& params) noexcept;
 void quantize_fp8(const QuantizeParams& params) noexcept;
 
-/// If a row has an error, returns that of the first one, and writes nothing.
+/// If a row has an error, returns the error of the first such row, and writes nothing.
 Status sample(const SampleParams& params) noexcept;
 
-/// The same for rows that filters leave.
+/// If a row has an error, returns the error of the first such row, and writes nothing.
 Status filter_rows(const FilterParams& params) noexcept;
-/// After sample(), which has found no error.
+/// Must come after sample(), which has checked the rows.
 void list_logprobs(const FilterParams& params) noexcept;
 
-/// If a request has an error, returns that of the first one, and writes nothing.
+/// If a request has an error, returns the error of the first such request, and writes nothing.
 Status speculative_verify(const VerifyParams& params) noexcept;
 void softmax(const SoftmaxParams& params) noexcept;
 
-/// Fails where there is no memory for counters; then nothing is written.
+/// Fails if there is no memory for the counters, and then writes nothing.
 Status apply_penalties(const PenaltyParams& params) noexcept;
 
 }  // namespace flashplan::cpu
 
-/// Each of these is one launch on `stream`.
+/// Each of these is one launch on `stream`, if its comment does not say otherwise.
 namespace flashplan::cuda {
 
 /// Tokens whose page id or slot lies outside the cache are not written. Two launches where k and v

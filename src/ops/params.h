@@ -15,14 +15,14 @@
 
 namespace flashplan {
 
-/// rmsnorm, add_rmsnorm, layernorm.
+/// Parameters of rmsnorm(), add_rmsnorm() and layernorm().
 struct NormParams {
   Rows x;
   Rows residual;                         // if given: x is added to it, and the sum is normalised
   Rows out;                              // may be x
   const void* weight = nullptr;          // [row_size], or null: nothing is multiplied
   const void* bias = nullptr;            // [row_size], or null
-  const float* scales = nullptr;         // [1], a factor of scale, or null
+  const float* scales = nullptr;         // [1], which `scale` is multiplied by, or null
   DType dtype = DType::kFloat32;         // of rows
   DType weight_dtype = DType::kFloat32;  // of weight and bias: that of rows, or float32
   DType out_dtype = DType::kFloat32;     // that of rows, or an 8-bit float
@@ -35,7 +35,7 @@ struct NormParams {
   bool pdl = false;            // programmatic dependent launch
 };
 
-/// The operator out = activation(x[:row_size]) * x[row_size:] / scale.
+/// Parameters of gated_activation(): out = activation(x[:row_size]) * x[row_size:] / scale.
 struct ActivationParams {
   Rows x;  // rows of 2 * row_size
   Rows out;
@@ -48,7 +48,7 @@ struct ActivationParams {
   bool pdl = false;  // programmatic dependent launch
 };
 
-/// The operator out[i] = x[indices[i]].
+/// Parameters of gather_rows(): out[i] = x[indices[i]].
 struct GatherParams {
   const char* x = nullptr;  // [num_x_rows]
   int64_t x_stride = 0;     // bytes
@@ -57,7 +57,7 @@ struct GatherParams {
   const void* indices = nullptr;
   int64_t row_bytes = 0;
   bool has_wide_indices = false;  // int64, else int32
-  int32_t item_bytes = 0;         // of an element
+  int32_t item_bytes = 0;         // bytes of an element
   int32_t num_x_rows = 0;
   int32_t num_rows = 0;
 
@@ -82,14 +82,14 @@ struct RopeSide {
   // For 8-bit results: stored = value / (scale * the scale of the kv head).
   float scale = 1.0F;
   HeadScales scales;
-  int32_t group_size = 1;  // heads of a kv head
+  int32_t group_size = 1;  // query heads of a kv head
 
   FLASHPLAN_HOST_DEVICE float scale_of(int32_t head) const {
     return scale * scales.of(head / group_size);
   }
 };
 
-/// quantize_fp8().
+/// Parameters of quantize_fp8().
 struct QuantizeParams {
   RopeSide heads;
   float* scale = nullptr;  // [num_scales]
@@ -146,8 +146,8 @@ struct TokenPlaces {
   const int32_t* indptr = nullptr;
   const int32_t* kv_lens = nullptr;
   PageTable pages;
-  /// Given instead of all these but the size and the number of pages: page * page_size + row in
-  /// page of each token; -1: nowhere.
+  /// Given instead of indptr, kv_lens and page ids: page * page_size + row in page of each token;
+  /// -1: it is skipped.
   const int64_t* slots = nullptr;
   /// Given instead of indptr and kv_lens: the request of each token, -1 for none, and its position.
   const int32_t* requests = nullptr;
@@ -157,7 +157,7 @@ struct TokenPlaces {
   FLASHPLAN_HOST_DEVICE bool by_lengths() const { return slots == nullptr && requests == nullptr; }
 };
 
-/// k or v of new tokens and the cache they go to. Strides in bytes.
+/// k or v of new tokens, and the cache they go to. Strides are in bytes.
 struct AppendSide {
   const char* rows = nullptr;
   int64_t token_stride = 0;
@@ -170,7 +170,7 @@ struct AppendSide {
   int32_t head_dim = 0;
   float scale = 1.0F;  // stored = value / (scale * the scale of the head)
   HeadScales scales;
-  bool verbatim = false;  // bits are kept, those of NaN and infinity too
+  bool verbatim = false;  // elements are copied without conversion, so NaN keeps its bits
   DType dtype = DType::kFloat32;
   DType cache_dtype = DType::kFloat32;
 
@@ -180,10 +180,10 @@ struct AppendSide {
 struct AppendParams {
   AppendSide sides[2];  // k, v
   TokenPlaces places;
-  int32_t num_rows = 0;  // of k and v: as many tokens on the CPU, at least as many on a GPU
+  int32_t num_rows = 0;  // tokens on the CPU; on a GPU an upper bound, the rows of k and v
 };
 
-/// apply_rope() and append_paged_kv() at once: dtypes of k and v are alike, and those of caches.
+/// Parameters of rope_append_paged_kv(): k and v have one dtype, and so have their caches.
 struct RopeAppendParams {
   RopeParams rope;  // sides[0]: q; there is no other; positions are those of the keys
   AppendParams append;
@@ -239,12 +239,13 @@ struct SampleParams : RandomParams {
   float* logprobs = nullptr;  // or null
   int32_t* status = nullptr;  // or null
 
-  /// What `rows` says of a request.
+  /// The entry of `rows` for a request.
   FLASHPLAN_HOST_DEVICE int64_t given_row(int32_t row) const {
     return has_wide_rows ? static_cast<const int64_t*>(rows)[row]
                          : static_cast<const int32_t*>(rows)[row];
   }
-  /// The row of the logits that a request draws from; -1 where `rows` names none.
+  /// The row of the logits that a request draws from; -1 if the request's entry of `rows` is
+  /// outside of the logits.
   FLASHPLAN_HOST_DEVICE int32_t logits_row(int32_t row) const {
     if (rows == nullptr) return row;
     const int64_t given = given_row(row);
@@ -255,12 +256,14 @@ struct SampleParams : RandomParams {
 /// sample() lists at most so many likeliest tokens.
 constexpr int32_t kMaxTopLogprobs = 256;
 
-/// filtered_probs() and top_k_mask(), which write a row for each row of the logits; and, without
-/// `out`, log-probabilities for sample(): those of the tokens in `ids`, and the likeliest tokens.
+/// Parameters of filtered_probs() and top_k_mask(), which write a row for each row of the logits.
+/// Without `out`, parameters of the log-probabilities that follow sample(): those of the tokens in
+/// `ids`, and the likeliest tokens with theirs.
 struct FilterParams : SampleParams {
   char* out = nullptr;     // [num_rows, vocab], or null
   int64_t out_stride = 0;  // bytes
-  bool is_mask = false;    // logits of their dtype, -inf where they are dropped; else probabilities
+  bool is_mask =
+      false;  // writes logits, or -inf where they are dropped; false: writes probabilities
   int32_t num_top = 0;
   int32_t* top_ids = nullptr;      // [num_rows, num_top]
   float* top_logprobs = nullptr;   // [num_rows, num_top]
@@ -278,14 +281,14 @@ struct FilterParams : SampleParams {
 /// Drafts of one request are at most so many.
 constexpr int32_t kMaxDrafts = 512;
 
-/// speculative_verify().
+/// Parameters of speculative_verify().
 struct VerifyParams : RandomParams {
   const void* tokens = nullptr;       // [num_rows, num_drafts]
-  int64_t token_stride = 0;           // elements, of requests
+  int64_t token_stride = 0;           // elements from one request to the next
   bool has_wide_tokens = false;       // int64, else int32
   const int32_t* parents = nullptr;   // or null: a chain
-  int64_t parent_stride = 0;          // elements, of requests; 0: one tree for all
-  const char* draft_probs = nullptr;  // null: of a draft's own token 1, of others 0
+  int64_t parent_stride = 0;          // elements from one request to the next; 0: one tree for all
+  const char* draft_probs = nullptr;  // null: 1 for a draft's own token, 0 for others
   int64_t draft_request_stride = 0;   // bytes
   int64_t draft_row_stride = 0;
   const char* target_probs = nullptr;
@@ -319,7 +322,7 @@ struct VerifyParams : RandomParams {
   FLASHPLAN_HOST_DEVICE const char* target_row(int32_t row, int32_t draft) const {
     return target_probs + row * target_request_stride + (draft + 1) * target_row_stride;
   }
-  /// A token out of [-1, vocab) or a parent that does not come before its draft.
+  /// Whether the draft's token is outside of [-1, vocab), or its parent does not come before it.
   FLASHPLAN_HOST_DEVICE bool is_wrong(int32_t row, int32_t draft) const {
     const int64_t id = token(row, draft);
     const int32_t before = parent(row, draft);
@@ -327,7 +330,7 @@ struct VerifyParams : RandomParams {
   }
 };
 
-/// What a token that has occurred loses.
+/// The penalties of one request, for tokens that have occurred.
 struct Penalties {
   float repetition;
   float presence;
@@ -343,7 +346,7 @@ struct Penalties {
   }
 };
 
-/// apply_penalties().
+/// Parameters of apply_penalties().
 struct PenaltyParams {
   char* logits = nullptr;         // [num_rows, vocab]
   int64_t row_stride = 0;         // bytes

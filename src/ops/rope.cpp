@@ -110,7 +110,7 @@ Status check_results(const TensorView& q, const TensorView& k, const TensorView&
     FLASHPLAN_RETURN_IF_ERROR(check_apart(out, {"q_scale", scales.q_scales}));
     FLASHPLAN_RETURN_IF_ERROR(check_apart(out, {"k_scale", scales.k_scales}));
   }
-  // Elements of 8 bits can not take the place of those that they are made of.
+  // 8-bit elements can not be written to where the 16 or 32 bits of other elements are read.
   FLASHPLAN_RETURN_IF_ERROR(is_narrow ? check_apart(out_q_arg, q_arg)
                                       : check_apart_or_same(out_q_arg, q_arg));
   FLASHPLAN_RETURN_IF_ERROR(is_narrow ? check_apart(out_k_arg, k_arg)
@@ -122,7 +122,7 @@ Status check_results(const TensorView& q, const TensorView& k, const TensorView&
   return check_apart(out_k_arg, positions_arg);
 }
 
-/// The values of scales, in host memory.
+/// Checks the values of scales in host memory.
 Status check_scale_values(const RopeScales& s) {
   FLASHPLAN_RETURN_IF_ERROR(check_scales("q_scale", s.q_scale, s.q_scales));
   return check_scales("k_scale", s.k_scale, s.k_scales);
@@ -144,7 +144,7 @@ void set_tensors(const TensorView& q, const TensorView& k, const TensorView& pos
   p->sides[1].scale = scales.k_scale;
   p->sides[1].scales = head_scales(scales.k_scales);
   const int32_t num_kv_heads = p->sides[1].num_heads;
-  // Fewer heads of q than of k have one scale, whatever head of k it belongs to.
+  // If q has fewer heads than k, it has only one scale, so any group size will do.
   if (num_kv_heads > 0) {
     p->sides[0].group_size = std::max(p->sides[0].num_heads / num_kv_heads, 1);
   }

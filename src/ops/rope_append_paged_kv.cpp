@@ -10,7 +10,7 @@
 namespace flashplan {
 namespace {
 
-/// What is asked of k, v and the caches beyond append_paged_kv().
+/// Checks what is asked of k, v and the caches beyond what append_paged_kv() asks.
 Status check_kv(const AppendTensors& t) {
   FLASHPLAN_RETURN_IF_ERROR(check_wide({"k", t.k}));
   FLASHPLAN_RETURN_IF_ERROR(check_shape({"k", t.k}, {Dim::any(), Dim::any(), Dim::int32(2)}));
@@ -44,7 +44,7 @@ Status check_queries(const TensorArgument& q, const TensorArgument& out_q, const
   return check_apart_or_same(out_q, q);
 }
 
-/// That nothing that is written shares memory with q, and out_q with nothing else.
+/// Checks that caches share no memory with q and out_q, and out_q with no other argument but q.
 Status check_all_apart(const TensorArgument& q, const TensorArgument& out_q,
                        const AppendTensors& t) {
   for (const TensorArgument& cache :

@@ -11,10 +11,11 @@
 
 namespace flashplan {
 
-/// The params of heads like those of `q` [tokens, heads, head_dim], without sides and positions.
+/// The parameters of a rotation of heads like those of `q` [tokens, heads, head_dim]. Sides and
+/// positions are not set.
 RopeParams make_rope_params(const Rope& rope, const TensorView& q) noexcept;
 
-/// Heads [tokens, heads, head_dim] that are read and where they are written.
+/// Describes heads [tokens, heads, head_dim] that are read from one tensor and written to another.
 RopeSide make_rope_side(const TensorView& from, const TensorView& to) noexcept;
 
 /// Checks that int64 positions in host memory are in [-2^40, 2^40]. There an angle in double

@@ -17,7 +17,7 @@ Status check_softmax_temperatures(float all, const TensorView& each) {
   return check_entries("temperature", each, check_scale);
 }
 
-/// Checks which rows of the logits the requests draw from, if it is given.
+/// Checks `rows`, the rows of the logits that requests draw from, if it is given.
 Status check_rows_of_logits(const TensorArgument& rows, const TensorView& logits) {
   if (rows.view.empty()) return {};
   if (rows.view.dtype != DType::kInt64) {
@@ -40,7 +40,7 @@ Status check_top(const TensorArgument& ids, const TensorArgument& logprobs,
   return check_shape(logprobs, {Dim::exactly(batch), Dim::exactly(ids.view.shape[1])});
 }
 
-/// What lists the log-probabilities of tokens that sample() draws by `p`.
+/// The parameters for listing log-probabilities of tokens that sample() draws by `p`.
 FilterParams make_lister(const SampleParams& p, const SampleOutputs& outputs) {
   FilterParams lister;
   static_cast<SampleParams&>(lister) = p;
@@ -117,7 +117,8 @@ Status sample(const TensorView& logits, const SampleOptions& options, const Samp
   p.num_logit_rows = static_cast<int32_t>(logits.shape[0]);
   p.ids = static_cast<int32_t*>(outputs.ids.data);
   p.status = static_cast<int32_t*>(outputs.status.data);
-  // Raw log-probabilities and lists come after the draw, with that of the token.
+  // Raw log-probabilities and lists of the likeliest tokens are written after the draw, and then so
+  // is the log-probability of the token.
   const bool has_lister =
       !top_ids.view.empty() || (!logprobs.view.empty() && outputs.logprobs_of == LogprobsOf::kRaw);
   if (!has_lister) p.logprobs = static_cast<float*>(outputs.logprobs.data);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of logits and of the options that filter them, for sample() and the operators beside it.
+// Checks of logits and of the options that filter them, for sample(), filtered_probs(),
+// top_k_mask() and softmax().
 #pragma once
 
 #include "checks/tensor_checks.h"
@@ -15,7 +16,7 @@ Status check_logits(const TensorArgument& logits) noexcept;
 Status check_each(const TensorArgument& argument, DType dtype, const TensorView& logits,
                   int64_t batch) noexcept;
 
-/// What SampleOptions says of filters, as arguments of a call.
+/// The options that filter logits, as arguments of a call.
 struct FilterArguments {
   explicit FilterArguments(const SampleOptions& options)
       : temperatures{"temperature", options.temperatures},
@@ -31,11 +32,12 @@ struct FilterArguments {
 Status check_filters(const TensorView& logits, const SampleOptions& options,
                      int64_t batch) noexcept;
 
-/// Sets what the logits and the options that filter them say; `batch` is not 0.
+/// Sets the parameters that follow from the logits and the options that filter them; `batch` is not
+/// 0.
 void set_filters(const TensorView& logits, const SampleOptions& options, int64_t batch,
                  SampleParams* params) noexcept;
 
-/// Where random numbers come from, as arguments of a call; either may be empty.
+/// The tensors that random numbers depend on, as arguments of a call; either may be empty.
 struct RandomArguments {
   TensorArgument seeds, offsets;
 };

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Only kernels.cpp includes this file, inside the namespace of an instruction set.
+// Gated activations of rows. Only kernels.cpp includes this file, inside the namespace of an
+// instruction set.
 
-/// 1 / (1 + e^-x), but 0 for x < -87, where that is less than 2e-38. A caller multiplies by x,
-/// which may be as low as -3e38: the result must be 0 there.
+/// 1 / (1 + e^-x), but 0 for x < -87, where it is less than 2e-38. Callers multiply it by x, which
+/// may be as low as -3e38, and the product must be 0 there.
 FLASHPLAN_INLINE Vec sigmoid(Vec x) {
   const Vec minus = -x;
   const Vec result = 1.0F / (1.0F + exp(minus > 87.0F ? splat(87.0F) : minus));

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Only kernels.cpp includes this file, inside the namespace of an instruction set.
+// Writes tokens to a paged cache. Only kernels.cpp includes this file, inside the namespace of an
+// instruction set.
 
 /// Where a token goes in the cache.
 struct Place {
   int64_t page = -1;  // < 0: nowhere
   int32_t row_in_page = 0;
-  int32_t position = -1;  // among the keys of its request; < 0: of none, or not known
+  int32_t position =
+      -1;  // position among the keys of its request; < 0: it has none, or none is known
 };
 
 /// Finds the places of tokens, in increasing order from `first` on. The caller has checked them,
@@ -15,7 +17,7 @@ class PlaceFinder {
  public:
   PlaceFinder(const TokenPlaces& places, int32_t first) : places_(places) {
     if (!places.by_lengths()) return;
-    int32_t behind = places.batch_size;  // the request is in [request_, behind)
+    int32_t behind = places.batch_size;  // the request of token `first` is in [request_, behind)
     while (behind - request_ > 1) {
       const int32_t middle = request_ + (behind - request_) / 2;
       (places.indptr[middle] <= first ? request_ : behind) = middle;
@@ -60,7 +62,7 @@ class PlaceFinder {
   int32_t request_ = 0;
 };
 
-/// Dims of a head, as the cache stores them. `scale` is that of the head.
+/// Stores dims of a head to the cache. `scale` is that of the head.
 template <typename From, typename To>
 void store_dims(const AppendSide& side, float scale, const typename From::Storage* from,
                 typename To::Storage* to, int32_t num_dims) {
@@ -107,7 +109,7 @@ void append_rows(const AppendParams& p, int32_t begin, int32_t end) noexcept {
   }
 }
 
-/// Keys of a token: rotated and rounded to their dtype as apply_rope() does it, then stored.
+/// Stores the keys of a token, rotated and rounded to their dtype as apply_rope() does it.
 template <typename From, typename To>
 void append_rotated_token(const RopeAppendParams& p, const Rotations& rotations, int32_t token,
                           const Place& place) {

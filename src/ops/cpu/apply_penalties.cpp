@@ -29,7 +29,8 @@ void penalise_row(const PenaltyParams& p, int32_t row, int32_t* counts) {
   }
   for (int32_t i = 0; i < len; ++i) {
     const int64_t id = p.token(row, i);
-    if (!is_token(id) || counts[id] == 0) continue;  // an id that came before
+    if (!is_token(id) || counts[id] == 0)
+      continue;  // it occurred before, and its logit is changed already
     logits[id] = Format::store(
         sampling::penalised(Format::load(logits[id]), static_cast<float>(counts[id]), penalties));
     counts[id] = 0;
@@ -39,7 +40,8 @@ void penalise_row(const PenaltyParams& p, int32_t row, int32_t* counts) {
 }  // namespace
 
 Status apply_penalties(const PenaltyParams& params) noexcept {
-  // Below about 30 us in all, waking a second thread costs more than it brings.
+  // If the whole call takes less than about 30 us, waking a second thread costs more than it
+  // brings.
   constexpr int64_t kLeastTokensToShare = 16 * 1024;
   int64_t num_tokens = 0;
   for (int32_t row = 0; row < params.num_rows; ++row) num_tokens += params.history_lens[row];

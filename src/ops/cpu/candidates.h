@@ -2,7 +2,7 @@
 // The few elements of a row that a small top-k can keep. Included by kernels_sampling.cpp only,
 // inside the namespace of its instruction set.
 
-/// In the order of ids.
+/// The elements of a row that may be kept, in the order of their ids.
 struct Candidates {
   static constexpr int32_t kMost = 4096;
   int32_t count = 0;
@@ -10,9 +10,9 @@ struct Candidates {
   int32_t ids[kMost];
 };
 
-/// Finds the elements that reach a value which at least `top_k` elements reach: the top_k-th
-/// largest of the largest elements of groups. False: there are too few groups, or too many
-/// elements.
+/// Finds the elements that a top-k may keep: those that reach the top_k-th largest of the maxima of
+/// groups of 64, which at least top_k elements reach. False: there are fewer groups than top_k, or
+/// too many groups or elements.
 template <typename RowType>
 [[gnu::noinline]] bool find_candidates(const RowType& row, int32_t top_k, Candidates& candidates) {
   constexpr int32_t kGroup = 64;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversion of many elements. Compilers do not vectorise the conversions of float16 that
-// processors have. Included by kernels.cpp only, inside the namespace of its instruction set.
+// Converts many elements at a time. Processors have instructions for float16 that compilers do not
+// use by themselves. Included by kernels.cpp only, inside the namespace of its instruction set.
 
 template <typename Format>
 inline constexpr bool kIsHalf = std::is_same_v<Format, cpu::Format<DType::kFloat16>>;

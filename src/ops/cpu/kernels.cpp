@@ -15,18 +15,18 @@ namespace {
 
 #include "cpu/rotation.h"
 #include "cpu/vec.h"
-// After these two, which they use.
+// The headers below use the two above.
 #include "ops/cpu/float_blocks.h"
-// After float_blocks.h.
+// The headers below use float_blocks.h.
 #include "ops/cpu/activation_rows.h"
 #include "ops/cpu/norm_rows.h"
 #include "ops/cpu/quantize_rows.h"
 #include "ops/cpu/softmax_rows.h"
-// After quantize_rows.h.
+// rope_rows.h uses quantize_rows.h.
 #include "ops/cpu/rope_rows.h"
-// After rope_rows.h.
+// append_rows.h uses rope_rows.h.
 #include "ops/cpu/append_rows.h"
-// After norm_rows.h and append_rows.h.
+// mla_rows.h uses norm_rows.h and append_rows.h.
 #include "ops/cpu/mla_rows.h"
 
 }  // namespace

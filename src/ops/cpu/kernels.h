@@ -26,19 +26,20 @@ struct OperatorKernels {
   void (*gather_mla)(const MlaGatherParams& params, int32_t begin, int32_t end) noexcept;
 };
 
-/// What a row of logits gave.
+/// The result of sample() for one request.
 struct SampleResult {
   int32_t id = -1;
   float logprob = 0.0F;
   SampleError error = SampleError::kNone;
 };
 
-/// What the drafts of a request gave.
+/// The result of speculative_verify() for one request.
 struct VerifyResult {
   int32_t num_accepted = 0;
-  int32_t token = -1;  // behind them
+  int32_t token = -1;  // the token after the accepted drafts
   SampleError error = SampleError::kNone;
-  int32_t bad_row = 0;  // of the drafts' or the target's probabilities, where there is an error
+  int32_t bad_row =
+      0;  // the row with the error, of draft_probs if is_of_draft, else of target_probs
   bool is_of_draft = false;
 };
 
@@ -46,11 +47,11 @@ struct VerifyResult {
 struct FilterResult {
   sampling::Cut cut{};
   sampling::Scale scale{};
-  uint64_t total = 0;  // mass
+  uint64_t total = 0;  // sum of the kept weights
   SampleError error = SampleError::kNone;
 };
 
-// From kernels_sampling.cpp, which is compiled without contraction.
+// Functions of kernels_sampling.cpp, which is compiled without contraction of a * b + c.
 using SampleRow = SampleResult (*)(const SampleParams& params, int32_t row) noexcept;
 using FindFilter = FilterResult (*)(const FilterParams& params, int32_t row) noexcept;
 /// Writes the row of params.out.

@@ -10,8 +10,9 @@
 namespace flashplan::cpu::FLASHPLAN_ISA {
 namespace {
 
-constexpr int32_t kBlock = 1024;   // elements that are converted and weighed at a time
-constexpr int32_t kDigits = 2048;  // of the radix search for a threshold, three digits in all
+constexpr int32_t kBlock = 1024;  // elements that are converted and weighed at a time
+constexpr int32_t kDigits =
+    2048;  // values of a digit in the radix search for a threshold, which has three digits
 constexpr float kInfinity = __builtin_inff();
 using Float32 = Format<DType::kFloat32>;
 
@@ -36,13 +37,14 @@ class Row {
   /// Element i of a row without a bias.
   float value(int64_t i) const { return Format::load(values_[i]) + 0.0F; }
 
-  /// The value that is compared and weighed.
+  /// Element i with its bias: the value that is compared and weighed.
   float load_one(int64_t i) const {
     const float value = Format::load(values_[i]);
     return (bias_ == nullptr ? value : value + bias_[i]) + 0.0F;
   }
 
-  /// Loads the values that are compared and weighed, at most `most`; -0 becomes +0.
+  /// Loads the values of elements from `first` on, at most `most`, with their biases; -0 becomes
+  /// +0. Returns how many there are.
   int32_t load(int32_t first, float* values, int32_t most = kBlock) const {
     const int32_t count = size_ - first < most ? size_ - first : most;
     if (bias_ == nullptr) {
@@ -123,7 +125,7 @@ template <typename Format>
 
 struct Threshold {
   uint32_t key;
-  uint64_t above;  // count or mass of larger values
+  uint64_t above;  // count or mass of the values with larger keys
 };
 
 /// The largest key for which the number (or by weight, the mass) of values at or above it reaches
@@ -134,7 +136,7 @@ template <bool kByWeight, typename RowType>
                                            uint64_t wanted) {
   struct Level {
     int32_t shift;
-    uint32_t mask;  // of the bits above the digit
+    uint32_t mask;  // selects the bits above the digit
     int32_t num_digits;
   };
   constexpr Level kLevels[] = {
@@ -167,7 +169,7 @@ struct Mass {
   uint64_t num_ties = 0;
 };
 
-/// Weighs one block.
+/// Adds up the weights of one block.
 FLASHPLAN_INLINE Mass mass_of(const Block& block, int32_t count, const sampling::Cut& cut) {
   uint64_t above = 0;
   uint32_t num_ties = 0;
@@ -194,7 +196,7 @@ template <typename RowType>
   return total;
 }
 
-/// The weight of a tie; 0 where min-p drops all of them.
+/// The weight of a value that has the cut's key; 0 where min-p drops these.
 uint32_t weight_of_tie(const sampling::Cut& cut, const sampling::Scale& scale) {
   if (cut.num_ties == 0) return 0;
   const uint32_t weight = sampling::weight_of(sampling::value_of(cut.key), scale);
@@ -230,12 +232,12 @@ template <typename RowType>
   return -1;  // not reached: the target is below the sum
 }
 
-#include "ops/cpu/candidates.h"    // after Row and find_threshold()
-#include "ops/cpu/filter_row.h"    // after find_threshold() and mass_of()
-#include "ops/cpu/plain_sample.h"  // after Row
+#include "ops/cpu/candidates.h"    // uses Row and find_threshold()
+#include "ops/cpu/filter_row.h"    // uses find_threshold() and mass_of()
+#include "ops/cpu/plain_sample.h"  // uses Row
 
-/// Draws from what top-k, min-p and top-p keep of the row. The id is the place in the row.
-/// `counted`: as in filter().
+/// Draws from what top-k, min-p and top-p keep of the row. The resulting id is the element's index
+/// in `row`. `counted`: as in filter().
 template <typename RowType>
 SampleResult filter_and_draw(const SampleParams& p, int32_t index, const RowType& row,
                              uint64_t counted) {
@@ -285,7 +287,7 @@ SampleResult sample_from(const SampleParams& p, int32_t index) {
     return draw_from_all(p, index, row);
   }
   const bool is_tried = sampling::is_tried(top_k, p.top_p.of(index), p.min_p.of(index), p.vocab);
-  // Rows that are tried are checked by the masses of blocks.
+  // If draws are tried without filters, filter_and_draw() checks the sum of the probabilities.
   const bool is_checked = p.from_probs && !is_tried;
   const uint64_t all =
       is_checked || p.joint ? mass_of(row, sampling::keep_all(0)).above : uint64_t{0};
@@ -305,8 +307,8 @@ SampleResult sample_from(const SampleParams& p, int32_t index) {
   return result;
 }
 
-#include "ops/cpu/verify_row.h"      // after Row and what is done with rows
-#include "ops/cpu/write_filtered.h"  // after filter_row.h
+#include "ops/cpu/verify_row.h"      // uses Row and the functions above
+#include "ops/cpu/write_filtered.h"  // uses filter_row.h
 
 }  // namespace
 

@@ -36,8 +36,8 @@ void merge_row(const AttentionState* states, int32_t num_states, const Attention
     const float lse = lse_at(states[i], token, head);
     if (lse != kMinusInfinity) total += std::exp((lse - largest) * ln_base);
   }
-  // In blocks, so that `out` may be one of the inputs: each block is read whole before it is
-  // written.
+  // o is merged in blocks, each of which is read whole before it is written, because `out` may be
+  // one of the inputs.
   constexpr int64_t kBlock = 64;
   for (int64_t begin = 0; begin < head_dim; begin += kBlock) {
     const int64_t count = head_dim - begin < kBlock ? head_dim - begin : kBlock;

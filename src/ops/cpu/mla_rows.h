@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Only kernels.cpp includes this file, inside the namespace of an instruction set.
+// Writes keys of latent attention to their cache, and gathers them. Only kernels.cpp includes this
+// file, inside the namespace of an instruction set.
 
-/// The scale of 128 dims of an fp8_ds_mla key, whose largest magnitude is `largest`. The smallest
-/// normal number stands for zeros.
+/// The scale of 128 dims of an fp8_ds_mla key, whose largest magnitude is `largest`. If all are
+/// zero, it is the smallest normal number.
 FLASHPLAN_INLINE float ds_mla_scale(float largest) {
   const float scale = largest / 448.0F;
   return scale > 1.17549435e-38F ? scale : 1.17549435e-38F;
@@ -29,7 +30,7 @@ void store_scaled_dims(const typename From::Storage* from, uint8_t* to) {
   __builtin_memcpy(to + kDsMlaScaledDims, scales, sizeof(scales));
 }
 
-/// Dims of a part of a key, as the cache stores them.
+/// Stores dims of a part of a key to the cache, from dim `first` on.
 template <typename From>
 void store_part(const MlaPart& part, float scale, const typename From::Storage* from, char* to,
                 int32_t first, int32_t num_dims) {
@@ -124,7 +125,7 @@ void append_mla_rows(const MlaAppendParams& p, int32_t begin, int32_t end) noexc
   });
 }
 
-/// Widens a part of a key. Without `scales` they are 1, else there is one for 128 dims.
+/// Widens a part of a key. `scales`: one for each 128 dims; null: all are 1.
 template <typename From, typename To>
 void widen_part(const MlaPart& part, float scale, const char* stored, const float* scales,
                 char* to) {

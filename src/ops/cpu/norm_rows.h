@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Only kernels.cpp includes this file, inside the namespace of an instruction set.
+// Norms of rows. Only kernels.cpp includes this file, inside the namespace of an instruction set.
 
-/// Elements of a row or of weights as float32. Those that are float32 are used where they lie. Of
-/// others, few are converted once and kept, and of many, blocks are converted whenever they are
-/// used. Where there are no weights, all elements are 1.
+/// Elements of a row or of weights as float32. If they are float32 in memory, they are used where
+/// they are. Otherwise up to kMost elements are converted once and kept; longer rows are converted
+/// block by block whenever they are used. Where there are no weights, all elements are 1.
 template <typename Format>
 class FloatRow {
  public:
@@ -28,8 +28,7 @@ class FloatRow {
   /// Elements that block() can give at once.
   int32_t block_size() const { return block_size_; }
 
-  /// The elements [first, first + count), where `first` is a multiple of any row's block size, and
-  /// `count` at most it.
+  /// Returns the elements [first, first + count). `count` is at most block_size().
   const float* block(int32_t first, int32_t count) {
     if (is_float_) return reinterpret_cast<const float*>(from_) + first;
     if (is_kept_) return values_ + first;
@@ -63,8 +62,8 @@ FLASHPLAN_INLINE Vec load_unaligned(const float* x) {
   return *reinterpret_cast<const UnalignedVec*>(x);
 }
 
-/// The sum of term(x) over a row. Four vectors are added to in turn, since each addition waits for
-/// the one before to the same vector.
+/// The sum of term(x) over a row. It goes to four vectors in turn, because an addition to a vector
+/// must wait for the one before.
 template <typename Format, typename Term>
 FLASHPLAN_INLINE float sum_of(FloatRow<Format>& row, int32_t size, const Term& term) {
   Vec sums[4] = {};
@@ -94,7 +93,7 @@ const typename Format::Storage* summed_row(const NormParams& p, int32_t row) {
   return residual;
 }
 
-/// What is converted to float32 of a call: the row, and what all rows are multiplied by and added.
+/// The operands of a call as float32: a row, and the weight and bias of all rows.
 template <typename Format, typename WeightFormat>
 struct NormRows {
   FloatRow<Format> row;
@@ -102,7 +101,7 @@ struct NormRows {
   FloatRow<WeightFormat> bias;
 };
 
-/// What results of a call are divided by.
+/// What all results of a call are divided by.
 inline float scale_of(const NormParams& p) {
   return p.scales == nullptr ? p.scale : p.scale * *p.scales;
 }
@@ -118,13 +117,14 @@ void norm_row(const NormParams& p, int32_t index, NormRows<Format, WeightFormat>
   const float squares = sum_of(row, p.row_size, [=](auto x) { return (x - mean) * (x - mean); });
   const float factor = 1.0F / __builtin_sqrtf(squares / size + p.eps);
   auto* to = reinterpret_cast<typename To::Storage*>(row_at(p.out, index));
-  // The weights of long rows come in smaller blocks where an offset is added to them, and ones do.
+  // Blocks of weights may be smaller than those of the row: in long rows where an offset is added
+  // to the weights, or where there are none.
   const int32_t block_size =
       row.block_size() < rows.weight.block_size() ? row.block_size() : rows.weight.block_size();
   for (int32_t first = 0; first < p.row_size; first += block_size) {
     const int32_t left = p.row_size - first;
     const int32_t count = left < block_size ? left : block_size;
-    const float* x = row.block(first, count);  // before `to` is written, which may be the row
+    const float* x = row.block(first, count);  // before `to`, which may be the row, is written
     const float* weight = rows.weight.block(first, count);
     const auto store_scaled = [&](const auto& value_of) {
       if (scale == 1.0F) return store_each<To>(to + first, count, value_of);

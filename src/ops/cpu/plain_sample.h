@@ -5,7 +5,7 @@
 struct WeighedBlock {
   int32_t count;
   uint64_t sum;   // of the weights
-  uint64_t mass;  // of the block in the row
+  uint64_t mass;  // weight of the block in the row
   alignas(64) float values[sampling::kBlock];
   alignas(64) uint32_t weights[sampling::kBlock];
 };
@@ -40,8 +40,8 @@ template <typename RowType>
   block.mass = sampling::mass_of_block(largest, sampling::rounded_sum(block.sum), row.scale);
 }
 
-/// The first of `count` amounts at which their running sum exceeds *target, from which those before
-/// it are taken.
+/// The index of the first of `count` amounts at which their running sum exceeds *target. The
+/// amounts before it are subtracted from *target.
 template <typename Amount>
 int32_t find_place(const Amount* amounts, int32_t count, uint64_t* target) {
   for (int32_t i = 0; i < count; ++i) {
@@ -51,9 +51,9 @@ int32_t find_place(const Amount* amounts, int32_t count, uint64_t* target) {
   return count;  // not reached: the target is below the sum
 }
 
-/// What the blocks of a row weigh.
+/// The masses of a row's blocks, added up over groups of neighbouring blocks.
 struct BlockMasses {
-  static constexpr int32_t kMostGroups = 4096;  // of neighbouring blocks
+  static constexpr int32_t kMostGroups = 4096;  // at most
   int32_t blocks_of_group;
   uint64_t groups[kMostGroups] = {};
   uint64_t total = 0;
@@ -74,7 +74,7 @@ template <typename RowType>
 struct PlainToken {
   int32_t id;
   float value;
-  float logprob;  // in the row without filters
+  float logprob;  // log-probability in the row without filters
 };
 
 /// Draws a block with one random number, and an element of that block with another one.
@@ -135,7 +135,8 @@ template <typename RowType>
   return mass;
 }
 
-/// Draws as if there were no filter, until top-p keeps the token. The id is -1 if it drops all.
+/// Draws as if there were no filter, until top-p keeps the token. The id is -1 if top-p drops the
+/// tokens of all tries.
 template <typename RowType>
 PlainToken draw_by_tries(const SampleParams& p, int32_t index, const RowType& row,
                          const BlockMasses& masses) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Only kernels.cpp includes this file, inside the namespace of an instruction set.
+// Quantization of rows to 8-bit floats. Only kernels.cpp includes this file, inside the namespace
+// of an instruction set.
 
 /// The largest finite magnitude of some elements; 0 where none is finite.
 template <typename Format>
@@ -14,7 +15,7 @@ float largest_magnitude(const typename Format::Storage* x, int32_t count) {
   return bits_float(largest);
 }
 
-/// Raises a float that other threads raise too; both are >= 0.
+/// Raises *scale to `value`, unless it is larger. Other threads may raise it, too. Both are >= 0.
 inline void raise_to(float* scale, float value) {
   typedef uint32_t Bits __attribute__((may_alias));
   auto* bits = reinterpret_cast<Bits*>(scale);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Only kernels.cpp includes this file, inside the namespace of an instruction set.
+// Rotation of rows. Only kernels.cpp includes this file, inside the namespace of an instruction
+// set.
 
-/// Rotates the heads of a token. 8-bit results are rounded to `From` first, as apply_rope() and
-/// quantize_fp8() would do it one after the other.
+/// Rotates the heads of a token. 8-bit results are rounded to `From` first, as if apply_rope() and
+/// then quantize_fp8() were called.
 template <typename From, typename To = From>
 void rotate_token(const RopeParams& p, const Rotations& rotations, const RopeSide& side,
                   int32_t token) {
@@ -26,7 +27,7 @@ void rotate_token(const RopeParams& p, const Rotations& rotations, const RopeSid
   }
 }
 
-/// The rotation of each pair by the table of the caller. Positions have been checked.
+/// Reads the rotation of each pair from the caller's table. Positions have been checked.
 void read_rotations(const RopeParams& p, int32_t token, Rotations& rotations) {
   const float* row = p.table_row(token);
   const int32_t num_pairs = p.rotary_dim / 2;

@@ -29,7 +29,7 @@ const OperatorKernels& kernels() noexcept {
   return widest;
 }
 
-/// Work below which waking a second thread costs more than it brings: elements at about 1 ns.
+/// With fewer elements, at about 1 ns each, waking a second thread costs more than it brings.
 constexpr int64_t kLeastElementsToShare = 32 * 1024;
 
 /// Calls a kernel for all rows, in parts that threads take as they become free.
@@ -63,7 +63,7 @@ void copy_rows(const GatherParams& params, int32_t begin, int32_t end) noexcept 
   }
 }
 
-/// Elements of k and v.
+/// The number of elements of k and v in a token.
 int64_t elements_of_token(const AppendParams& params) noexcept {
   int64_t elements = 0;
   for (const AppendSide& side : params.sides) elements += int64_t{side.num_heads} * side.head_dim;

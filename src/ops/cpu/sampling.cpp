@@ -23,7 +23,7 @@ struct SamplingKernels {
   ListLogprobs list_logprobs;
 };
 
-/// Those of the widest instruction set.
+/// The kernels for the widest instruction set of this machine.
 const SamplingKernels& kernels() noexcept {
   static const SamplingKernels kKernels = [] {
     switch (widest_isa()) {
@@ -57,7 +57,7 @@ void for_each_row(const SampleParams& p, const Body& body) noexcept {
   ThreadPool::run(take, const_cast<Body*>(&body), p.num_rows, shared ? p.num_rows : 1);
 }
 
-/// Memory for a result of each request; null if there is none.
+/// Allocates a result for each request; null if memory runs out.
 template <typename Result>
 std::unique_ptr<Result[]> make_results(const SampleParams& p) noexcept {
   return std::unique_ptr<Result[]>(new (std::nothrow) Result[static_cast<size_t>(p.num_rows)]);
@@ -68,7 +68,7 @@ Status no_memory(const SampleParams& p) {
                p.num_rows);
 }
 
-/// Whether a row of the logits gets a bias of NaN or +inf.
+/// Whether a row of the logits has a bias of NaN or +inf.
 bool has_bad_bias(const SampleParams& p, int32_t row) {
   if (p.bias == nullptr || row < 0) return false;
   const float* bias = p.bias + row * p.bias_stride;

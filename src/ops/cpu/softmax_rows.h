@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Only kernels.cpp includes this file, inside the namespace of an instruction set.
+// Softmax of rows. Only kernels.cpp includes this file, inside the namespace of an instruction set.
 
 /// Calls body(first, count, block) for the blocks of a row. A block is float32 in aligned memory on
 /// the stack; lanes behind the last element are `filling`.
@@ -29,8 +29,8 @@ void softmax_row(const SoftmaxParams& p, int32_t row) {
   const float largest = max_lane(largest_lanes);  // ignores NaN; the sum keeps it
   const float factor = 1.0F / p.temperature.of(row);
   // `out` may be `logits`: a block is read before it is written.
-  constexpr bool kKeeps =
-      std::is_same_v<typename To::Storage, float>;  // the exponentials, in `out`
+  // A float32 `out` keeps the exponentials until their sum is known.
+  constexpr bool kKeeps = std::is_same_v<typename To::Storage, float>;
   Vec sum_lanes_of_row{};
   for_each_block<From>(from, p.vocab, -kInfinity, [&](int32_t first, int32_t count, float* block) {
     for (int32_t i = 0; i < count; i += kLanes) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// speculative_verify() on the CPU: requests are shared out to threads, and nothing is written
-// before all are known to be right.
+// speculative_verify() on the CPU: threads share the requests, and nothing is written before all
+// requests are known to have no error.
 #include <cstdint>
 #include <memory>
 #include <new>
@@ -68,7 +68,8 @@ Status speculative_verify(const VerifyParams& params) noexcept {
     const Job& all = *static_cast<const Job*>(context);
     all.results[row] = verify_row(all.params, row, all.nodes_of(row));
   };
-  // Below about 30 us in all, waking a second thread costs more than it brings.
+  // If the whole call takes less than about 30 us, waking a second thread costs more than it
+  // brings.
   constexpr int64_t kLeastElementsToShare = 64 * 1024;
   const bool shared = int64_t{params.num_rows} * params.vocab > kLeastElementsToShare;
   ThreadPool::run(take, &job, params.num_rows, shared ? params.num_rows : 1);

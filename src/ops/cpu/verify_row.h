@@ -16,13 +16,13 @@ class ResidualRow {
   bool is_target() const { return num_rejected_ == 0; }
   void restore_target() { num_rejected_ = 0; }
 
-  /// `sum`: of this row before. `draft`: the distribution of the rejected draft, or null where it
-  /// is 1 for `id` alone.
+  /// Subtracts the distribution of a rejected draft. `sum`: the sum of this row before. `draft`:
+  /// the distribution, or null where it is 1 for `id` alone.
   void reject(float sum, const char* draft, int64_t id) {
     rejected_[num_rejected_++] = {sum, reinterpret_cast<const Storage*>(draft), id};
   }
 
-  /// A value of another row.
+  /// Element i of another row.
   static float load_at(const char* row, int64_t i) {
     return Format::load(reinterpret_cast<const Storage*>(row)[i]);
   }

@@ -25,7 +25,8 @@ FilterResult find_filter_of(const FilterParams& p, int32_t index) {
   }
   const uint64_t all =
       p.from_probs || p.joint ? mass_of(row, sampling::keep_all(0)).above : uint64_t{0};
-  // Where there is no output for the row, sample() has checked it.
+  // If there is no output for the row, only log-probabilities are listed, and sample() has checked
+  // the row.
   if (p.from_probs && p.out != nullptr && !sampling::sums_to_one(all, extremes.largest)) {
     result.error = SampleError::kProbabilities;
     return result;
@@ -37,7 +38,8 @@ FilterResult find_filter_of(const FilterParams& p, int32_t index) {
   return result;
 }
 
-/// Calls body(first, count, values, is_kept) for the blocks of a row.
+/// Calls body(first, count, values, is_kept) for the blocks of a row. is_kept[i]: filters keep
+/// values[i].
 template <typename RowType, typename Body>
 void for_each_kept(const RowType& row, const FilterResult& filter, const Body& body) {
   alignas(64) float values[kBlock];
@@ -53,7 +55,7 @@ void for_each_kept(const RowType& row, const FilterResult& filter, const Body& b
   }
 }
 
-/// `out` may be the logits: a block is read before it is written.
+/// Writes a row of `out`, which may be the logits: a block is read before it is written.
 template <typename Format>
 void write_filtered_of(const FilterParams& p, int32_t index, const FilterResult& filter) {
   const Row<Format> row = row_of<Format>(p, index);
@@ -83,7 +85,7 @@ struct TopTokens {
   float values[kMaxTopLogprobs];
   int32_t ids[kMaxTopLogprobs];
 
-  /// Ids come in rising order.
+  /// Inserts a token. Tokens must come in rising order of ids.
   void insert(float value, int32_t id) {
     int32_t i = count++;
     for (; i > 0 && values[i - 1] < value; --i) {

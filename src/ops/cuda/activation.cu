@@ -22,7 +22,8 @@ __device__ float activate(Activation activation, float x) {
   return u < -87.0F ? x * 0.0F : __fdividef(x, 1.0F + __expf(-u));
 }
 
-/// The grid has rows along y, and the words of a row along x.
+/// The grid has rows along x, and the words of a row along y; the threads of a CTA have them the
+/// other way round.
 template <DType kFrom, DType kTo, int kVec>
 __global__ void __launch_bounds__(kThreads)
     activation_kernel(const __grid_constant__ ActivationParams p) {

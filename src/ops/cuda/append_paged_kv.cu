@@ -15,9 +15,11 @@ namespace flashplan::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMaxTokens = 8;        // of a thread: words that are loaded before one is stored
-constexpr int kMaxLanes = 32;        // threads side by side on one column
-constexpr int64_t kManyCtas = 1024;  // about 8 for each SM of a large GPU: then threads do more
+constexpr int kMaxTokens =
+    8;  // tokens of a thread, whose words are all loaded before one is stored
+constexpr int kMaxLanes = 32;  // tokens that the threads of a CTA move side by side
+constexpr int64_t kManyCtas =
+    1024;  // about 8 for each SM of a large GPU; with more, each thread moves several tokens
 constexpr int kMaxTile = kMaxTokens * kMaxLanes;
 
 struct KernelParams {
@@ -26,9 +28,9 @@ struct KernelParams {
   int32_t first_columns;      // of sides[0]
   int32_t num_columns;        // of all sides
   int32_t width;              // threads on the columns of one token
-  int32_t lanes;              // tokens side by side
-  int32_t tokens_per_thread;  // one after the other
-  int32_t tile;               // lanes * tokens_per_thread
+  int32_t lanes;              // tokens that a CTA moves side by side
+  int32_t tokens_per_thread;  // tokens that a thread moves one after the other
+  int32_t tile;               // tokens of a CTA: lanes * tokens_per_thread
 };
 
 template <DType kFrom, DType kTo, int kVec>
@@ -38,8 +40,9 @@ __global__ void __launch_bounds__(kThreads, 4)
   using ToWord = Word<kTo, kVec>;
   __shared__ Place places[kMaxTile];
   const int first = static_cast<int>(blockIdx.x) * p.tile;
-  // In a CUDA graph k may have many more rows than there are tokens. Few rows are read regardless:
-  // their loads and those of indptr are then under way together.
+  // In a CUDA graph k may have many more rows than there are tokens. If each thread moves several
+  // of them, CTAs without tokens end here. Otherwise they go on, so that no thread waits for indptr
+  // before it loads its row.
   const TokenPlaces& tokens = p.append.places;
   if (p.tokens_per_thread > 1 && tokens.by_lengths() && first >= tokens.indptr[tokens.batch_size]) {
     return;
@@ -121,7 +124,7 @@ const Instance& instance_for(DType from, DType to) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// Appends keys and values, which have the same dtypes, by one launch, or those that have heads.
+/// Appends by one launch: keys and values of the same dtypes, or only the side that has heads.
 Status launch_sides(const AppendParams& append, Device device, Stream stream) {
   const AppendSide& first = append.sides[append.sides[0].num_heads == 0 ? 1 : 0];
   const Instance& instance = instance_for(first.dtype, first.cache_dtype);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // apply_penalties() on CUDA: a CTA has a part of the vocabulary of one request. It counts the
-// tokens of the history that lie in this part in shared memory, and then changes each once.
+// tokens of the history that lie in this part in shared memory, and then changes the logit of each
+// once.
 #include <algorithm>
 #include <cstdint>
 
@@ -13,7 +14,7 @@ namespace flashplan::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kPart = 8 * 1024;  // tokens of a CTA
+constexpr int kPart = 8 * 1024;  // token ids that a CTA counts at once
 
 template <DType kDType>
 __global__ void __launch_bounds__(kThreads)
@@ -36,7 +37,8 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();
     auto* logits = reinterpret_cast<Storage*>(p.logits + row * p.row_stride) + first;
-    for (int i = thread; i < size; i += kThreads) {  // the counters that this thread sets to 0
+    for (int i = thread; i < size;
+         i += kThreads) {  // each thread reads the counters that it sets to 0
       const int count = counts[i];
       if (count == 0) continue;
       logits[i] = Format<kDType>::store(sampling::penalised(Format<kDType>::load(logits[i]),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The twins of cpu/float_formats.h on the GPU, and vectors of elements as words that one
-// instruction moves.
+// Loads, stores and conversions of dtypes on the GPU, as cpu/float_formats.h has them for the CPU,
+// and vectors of elements as words that one instruction moves.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -83,11 +83,11 @@ struct WordOfBytes<16> {
   using Type = uint4;
 };
 
-/// `kVec` elements of a dtype, moved at once.
+/// A word of `kVec` elements of a dtype, which one instruction moves.
 template <DType kDType, int kVec>
 using Word = typename WordOfBytes<kVec* static_cast<int>(item_size(kDType))>::Type;
 
-/// Elements of a 16-byte word.
+/// The number of elements in a 16-byte word.
 template <DType kDType>
 inline constexpr int kWordElements = 16 / static_cast<int>(item_size(kDType));
 
@@ -125,12 +125,13 @@ bool is_aligned(const void* data, int bytes, Strides... strides) {
   return ((reinterpret_cast<uint64_t>(data) | ... | static_cast<uint64_t>(strides)) & mask) == 0;
 }
 
-/// The same for all rows of a tensor.
+/// Whether all rows of a tensor allow words of `bytes`.
 inline bool is_aligned(const Rows& rows, int bytes) {
   return is_aligned(rows.data, bytes, rows.stride[0], rows.stride[1], rows.stride[2]);
 }
 
-/// Calls `body` with a constant of the dtype, one of the three that operators compute in.
+/// Calls `body` with the dtype, one of the three that operators compute in, as a compile-time
+/// constant.
 ///   kInvalidType  another dtype; callers have refused these
 template <class Body>
 Status with_float(DType dtype, const Body& body) {
@@ -149,8 +150,8 @@ Status with_float(DType dtype, const Body& body) {
                to_string(dtype));
 }
 
-/// Calls `body` with a constant of the dtype that an operator on kFrom stores: kFrom itself, or an
-/// 8-bit float.
+/// Calls `body` with the dtype that an operator on kFrom stores, as a compile-time constant: kFrom
+/// itself, or an 8-bit float.
 ///   kInvalidType  another dtype; callers have refused these
 template <DType kFrom, class Body>
 Status with_stored(DType dtype, const Body& body) {

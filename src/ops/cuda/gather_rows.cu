@@ -12,7 +12,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// The grid has rows along x, and the words of a row along y.
+/// The grid has rows along x, and the words of a row along y; the threads of a CTA have them the
+/// other way round.
 template <class Word>
 __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant__ GatherParams p) {
   const auto word = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;

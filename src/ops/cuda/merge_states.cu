@@ -17,7 +17,7 @@ constexpr int kThreads = 256;
 constexpr int kMaxListed = 64;  // states that fit into the 4 KB of a kernel's argument
 constexpr int kGroup = 4;       // states whose words a thread loads at once
 
-/// Strides of o in bytes, of lse in elements.
+/// The rows of a state. Strides of o are in bytes, strides of lse in elements.
 struct StateRows {
   char* o;
   float* lse;
@@ -27,7 +27,7 @@ struct StateRows {
   int64_t lse_head_stride;
 };
 
-/// States are listed one by one, or given by listed[0] and the step to the next one.
+/// States are listed one by one or, if `stacked`, given by listed[0] and the steps to the next one.
 struct MergeParams {
   StateRows listed[kMaxListed];
   StateRows out;
@@ -42,7 +42,7 @@ struct MergeParams {
 };
 static_assert(sizeof(MergeParams) <= 4096);
 
-/// A row of every state.
+/// One row (token, head) of every state.
 struct Row {
   const MergeParams& p;
   int64_t token;
@@ -59,7 +59,7 @@ struct Row {
   }
 };
 
-/// Words of states [begin, begin + kGroup) at one column.
+/// Loads the words of states [begin, begin + kGroup) at one column.
 template <class WordType>
 __device__ void load_group(const Row& row, int column, int begin, WordType (&words)[kGroup]) {
 #pragma unroll
@@ -84,7 +84,8 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
 
   if (is_active) {
     WordType words[kGroup];
-    load_group(row, first_column, 0, words);  // on its way together with lse
+    load_group(row, first_column, 0,
+               words);  // these loads are under way together with those of lse
 #pragma unroll kGroup
     for (int i = 0; i < p.num_states; ++i) largest = fmaxf(largest, row.lse(i));
 #pragma unroll kGroup

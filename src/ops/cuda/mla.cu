@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// append_mla() and gather_mla() on CUDA. A CTA has a new token: its threads normalise and narrow
+// append_mla() and gather_mla() on CUDA. A CTA appends one token: its threads normalise and narrow
 // the latent dims, four each, and then rotate words of the other dims and of the queries. A warp
-// gathers a row.
+// gathers one row.
 #include <cstdint>
 #include <type_traits>
 
@@ -110,7 +110,7 @@ __device__ float largest_of_warp(const float (&values)[kQuad]) {
   return largest;
 }
 
-/// The latent dims of a token. All threads of the CTA call it.
+/// Appends the latent dims of a token. All threads of the CTA call it.
 template <DType kFrom, DType kTo, bool kScaled, bool kWords>
 __device__ void append_latent(const MlaAppendParams& p, int token, char* to) {
   const MlaPart& part = p.parts[0];
@@ -129,7 +129,8 @@ __device__ void append_latent(const MlaAppendParams& p, int token, char* to) {
     load_quad<kFrom, kWords>(from, first, part.num_dims, values);
     if (is_normed) normalise<kFrom>(p, factor, first, values);
     float scale = p.scale;
-    if constexpr (kScaled) {  // one round, in which all threads of a warp have dims of one scale
+    if constexpr (kScaled) {  // the loop has one round, in which all threads of a warp have dims of
+                              // one scale
       constexpr float kLeast = 1.17549435e-38F;
       scale = fmaxf(__fdiv_rn(largest_of_warp(values), 448.0F), kLeast);
       if (thread % 32 == 0) {
@@ -154,7 +155,7 @@ __device__ Word<kTo, kVec> stored_tail(const MlaAppendParams& p, Word<kFrom, kVe
   return pack<kTo, kVec>(values);
 }
 
-/// `kTo`: of the latent dims; `kTail`: of the others.
+/// `kTo`, `kTail`: dtypes of the latent dims and of the others in the cache.
 template <DType kFrom, DType kTo, DType kTail, bool kScaled, bool kWords>
 __global__ void __launch_bounds__(kThreads)
     append_mla_kernel(const __grid_constant__ MlaAppendParams p) {
@@ -226,7 +227,7 @@ Status run_append(const MlaAppendParams& p, Device device, Stream stream) {
                 device, stream, p);
 }
 
-/// A part of a row. `scales`: one for each 128 dims, or null. All lanes of a warp call it.
+/// Gathers a part of a row. `scales`: one for each 128 dims, or null. All lanes of a warp call it.
 template <DType kFrom, DType kTo, bool kWords>
 __device__ void gather_part(const MlaPart& part, float scale, const char* stored,
                             const char* scales, char* to) {
@@ -251,7 +252,7 @@ __device__ void gather_part(const MlaPart& part, float scale, const char* stored
   }
 }
 
-/// `kTail`: how the cache stores the dims of the second part.
+/// `kFrom`, `kTail`: dtypes of the latent dims and of the others in the cache.
 template <DType kFrom, DType kTail, DType kTo, bool kWords>
 __global__ void __launch_bounds__(kThreads)
     gather_mla_kernel(const __grid_constant__ MlaGatherParams p) {
@@ -288,7 +289,7 @@ Status run_gather(const MlaGatherParams& p, Device device, Stream stream) {
 }  // namespace
 
 Status append_mla(const MlaAppendParams& p, Device device, Stream stream) noexcept {
-  static_assert(sizeof(MlaAppendParams) <= 4096);  // what a kernel may take
+  static_assert(sizeof(MlaAppendParams) <= 4096);  // the most that a kernel's argument may take
   constexpr DType kE4M3 = DType::kFloat8E4M3;
   if (p.has_scales) {
     return run_append<DType::kBFloat16, kE4M3, DType::kBFloat16, true>(p, device, stream);

@@ -15,12 +15,12 @@
 namespace flashplan::cuda {
 namespace {
 
-constexpr int kHeld = 4;             // words of a thread
-constexpr int kMaxThreads = 1024;    // of a row
-constexpr int kSharedThreads = 256;  // of a CTA that has several rows
+constexpr int kHeld = 4;             // words that a thread keeps
+constexpr int kMaxThreads = 1024;    // threads of a row, at most
+constexpr int kSharedThreads = 256;  // threads of a CTA that has several rows
 
-/// Threads (x, y) of the CTA work on its row y. A CTA of one row may have many warps; if it has
-/// several rows, each has 1, 2, 4, 8, 16 or 32 threads.
+/// Adds the values of the threads of a row. Threads (x, y) of the CTA work on its row y. A CTA of
+/// one row may have many warps; if it has several rows, each has 1, 2, 4, 8, 16 or 32 threads.
 __device__ float sum_of_row(float value, float* partial) {
   const int size = static_cast<int>(blockDim.x);
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -104,7 +104,7 @@ enum class Weights {
   kNone,
 };
 
-/// Loads kVec float32 numbers. By word they are aligned to 16 bytes.
+/// Loads kVec float32 numbers. If kVec > 1, they must be aligned to 16 bytes.
 template <int kVec>
 __device__ void load_floats(const float* from, float (&to)[kVec]) {
   if constexpr (kVec == 1) {
@@ -135,7 +135,8 @@ __device__ void store_scaled(const NormParams& p, char* out, int word, float inv
                                               : pack<DType::kFloat8E5M2, kVec>(values);
 }
 
-/// kIsScaled: results are divided by a scale, or narrowed. Other kernels have no registers for it.
+/// kIsScaled: results are divided by a scale, or narrowed. The other kernels have no registers left
+/// for this.
 template <DType kDType, int kVec, Weights kWeights, bool kIsScaled>
 __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant__ NormParams p) {
   using WordType = Word<kDType, kVec>;
@@ -162,8 +163,9 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant
     else
       squares += row.template add_up<true>(words, 0.0F, first);
   }
-  // Loaded before the sums, which hide the latency of memory. Weights of float32 beside rows of 16
-  // bits would take twice the registers of a row, so they are loaded when they are used.
+  // Weights are loaded before the sums, whose shuffles hide the latency of memory. Weights of
+  // float32 beside rows of 16 bits would take twice the registers of a row, so they are loaded when
+  // they are used.
   constexpr bool kHoldsWeights = kWeights == Weights::kLikeRows;
   const auto* weights = static_cast<const WordType*>(p.weight);
   WordType weight_words[kHeld];

@@ -35,7 +35,7 @@ struct PlaceOfKey {
   static __device__ PlaceOfKey none() { return {-1, 0, -1}; }
 };
 
-/// Fills places[0, tile) for tokens first + i < end whose slots are given.
+/// Fills places[0, tile) for tokens first + i < end, whose slots are given.
 template <int kThreads, class PlaceType>
 __device__ void find_slots(const TokenPlaces& p, int first, int end, int tile, PlaceType* places) {
   const int64_t page_size = p.pages.page_size.value;
@@ -94,9 +94,9 @@ __device__ void find_places(const TokenPlaces& p, int first, int end, int tile, 
   const int num_tokens = min(tile, end - first);
   for (;; base += kThreads) {
     const int request = base + thread;
-    int begin = 0;   // in the tile
-    int behind = 0;  // the last token in the tile
-    int shift = 0;   // key = shift + place in the tile
+    int begin = 0;   // the request's first token, counted from the begin of the tile
+    int behind = 0;  // the end of the request's tokens in the tile
+    int shift = 0;   // key of a token = shift + its place in the tile
     PageTable::Row ids;
     if (request < p.batch_size) {
       const int end_of_request = p.indptr[request + 1];
@@ -138,7 +138,7 @@ __device__ Word<kTo, kVec> stored(const AppendSide& side, float scale, Word<kFro
   return narrowed<kFrom, kTo, kVec>(word, scale);
 }
 
-/// Whether all heads begin at words, in the rows and in the cache.
+/// Whether every head begins at a multiple of the words that are read and stored.
 inline bool allows_words(const AppendSide& side, int elements) {
   const int to_bytes = elements * static_cast<int>(item_size(side.cache_dtype));
   return side.head_dim % elements == 0 &&

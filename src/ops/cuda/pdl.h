@@ -11,22 +11,22 @@
 namespace flashplan::cuda {
 
 /// Waits until all kernels before this one in the stream have ended, and what they wrote can be
-/// read. A kernel that is launched so calls it before it touches memory. After a plain launch it
-/// does nothing.
+/// read. A kernel with programmatic dependent launch calls it before it touches memory. After a
+/// plain launch it does nothing.
 __device__ inline void wait_for_kernels_before() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-/// Whether this file is compiled for the very architecture of the device, and that has the
-/// instruction: code for older architectures would not wait.
+/// Whether kernels of this file wait on the device: the file is compiled for exactly the device's
+/// architecture, and this has the instruction. Code for older architectures would not wait.
 inline bool can_wait(Device device) noexcept {
   const DeviceFacts& facts = device_facts(device.index);
 #ifdef __CUDA_ARCH_LIST__
   constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};
 #else
-  constexpr int kArchitectures[] = {0};  // of another compiler than nvcc
+  constexpr int kArchitectures[] = {0};  // other compilers than nvcc give no list
 #endif
   const int architecture = 100 * facts.major + 10 * facts.minor;
   return facts.major >= 9 && std::find(std::begin(kArchitectures), std::end(kArchitectures),

@@ -33,12 +33,12 @@ __device__ void for_each_word(const QuantizeParams& p, const Body& body) {
   }
 }
 
-/// Raises the scales, which are 0 before, to those that the values need.
+/// Raises the scales, which must be 0 before, to those that the values need.
 template <DType kFrom, int kVec>
 __global__ void __launch_bounds__(kThreads)
     raise_scales_kernel(const __grid_constant__ QuantizeParams p) {
   constexpr unsigned kInfinity = 0x7f800000U;
-  // Bits of floats >= 0, which are ordered as the floats are.
+  // Holds the bits of a float >= 0: such bits are ordered as the floats are.
   __shared__ unsigned largest;
   const bool is_first = threadIdx.x == 0 && threadIdx.y == 0;
   if (is_first) largest = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// apply_rope() on CUDA: a CTA has a token. Its threads make the rotation of each pair once, or read
-// it from a table, for all heads, and then rotate words of the heads.
+// apply_rope() on CUDA: a CTA rotates one token. Its threads compute the rotation of each pair once
+// for all heads, or read it from a table, and then rotate words of the heads.
 #include <algorithm>
 #include <cstdint>
 
@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kMaxThreads = 256;
 
-/// The rotation of each pair by the table of the caller; none at a position outside of it. A
-/// barrier is still due.
+/// Reads the rotation of each pair from the caller's table. At a position outside of it nothing is
+/// rotated. The CTA needs a barrier before it uses the rotations.
 __device__ void read_rotations(const RopeParams& p, int32_t token, float2* rotations) {
   const float* row = p.table_row(token);
   const int32_t num_pairs = p.rotary_dim / 2;
@@ -26,8 +26,8 @@ __device__ void read_rotations(const RopeParams& p, int32_t token, float2* rotat
   }
 }
 
-/// 8-bit results are rounded to kDType first, as apply_rope() and quantize_fp8() would do it one
-/// after the other.
+/// 8-bit results are rounded to kDType first, as if apply_rope() and then quantize_fp8() were
+/// called.
 template <DType kDType, DType kTo, int kVec>
 __global__ void __launch_bounds__(kMaxThreads) rope_kernel(const __grid_constant__ RopeParams p) {
   using WordType = Word<kDType, kVec>;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// rope_append_paged_kv() on CUDA: a CTA has a token. Its threads find the token's place, make the
-// rotation of each pair once, for all heads, and then take words of q, k and v.
+// rope_append_paged_kv() on CUDA: a CTA has one token. Its threads find the token's place, compute
+// the rotation of each pair once for all heads, and then take words of q, k and v.
 #include <cstdint>
 #include <type_traits>
 
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads)
   const int words_of_v = v.head_dim / kVec;
   const int num_q = q.num_heads * items.count;
   const int num_qk = num_q + k.num_heads * items.count;
-  // Without a page, q alone is written.
+  // Where the page id is outside of the cache, only q is written.
   const int num_items = place.page < 0 ? num_q : num_qk + v.num_heads * words_of_v;
   const auto row_of = [&](const AppendSide& side, int head) {
     return reinterpret_cast<const FromWord*>(side.rows + token * side.token_stride +
@@ -89,7 +89,7 @@ Status run(const RopeAppendParams& p, Device device, Stream stream) {
 }  // namespace
 
 Status rope_append_paged_kv(const RopeAppendParams& p, Device device, Stream stream) noexcept {
-  static_assert(sizeof(RopeAppendParams) <= 4096);  // what a kernel may take
+  static_assert(sizeof(RopeAppendParams) <= 4096);  // the most that a kernel's argument may take
   return with_float(p.rope.dtype, [&](auto dtype) {
     constexpr DType kFrom = decltype(dtype)::value;
     return with_stored<kFrom>(p.append.sides[0].cache_dtype, [&](auto to) {

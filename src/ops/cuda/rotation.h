@@ -10,15 +10,15 @@
 
 namespace flashplan::cuda {
 
-/// Fills the rotation of each pair at a position; a barrier is still due. All threads of a CTA
-/// call it.
+/// Computes the rotation of each pair at a position. All threads of a CTA call it, and need a
+/// barrier before they use the rotations.
 __device__ inline void fill_rotations(const RopeParams& p, double position, float2* rotations) {
   const auto num_threads = static_cast<int>(blockDim.x);
   for (int i = static_cast<int>(threadIdx.x); i < p.rotary_dim / 2; i += num_threads) {
     const double turns = __dmul_rn(position, p.turns[i]);
     float sine = 0.0F;
     float cosine = 0.0F;
-    // Whole turns are dropped in double: positions may be large.
+    // Whole turns are dropped in double, because positions may be large.
     sincospif(2.0F * static_cast<float>(turns - rint(turns)), &sine, &cosine);
     rotations[i] = make_float2(p.gain * cosine, p.gain * sine);
   }
@@ -30,8 +30,8 @@ __device__ inline void rotate(float& a, float& b, float2 cos_sin) {
   a = first;
 }
 
-/// The items that threads take one by one: words (or elements, where kVec is 1) or pairs of them
-/// that are rotated, then words that are kept.
+/// How a head is divided into items, which threads take one by one: words (or elements, where kVec
+/// is 1) or pairs of words that are rotated, then words that are copied.
 template <int kVec>
 struct HeadItems {
   bool within_words;  // both dims of a pair lie in one word
@@ -44,7 +44,7 @@ struct HeadItems {
         count(num_rotated + (p.head_dim - p.rotary_dim) / kVec) {}
 };
 
-/// Calls store(index, word) for the words of item i of the head at `from`, rotated.
+/// Rotates item i of the head at `from`, and calls store(index, word) for each of its words.
 template <DType kDType, int kVec, class Store>
 __device__ void rotate_item(const RopeParams& p, const HeadItems<kVec>& items,
                             const float2* rotations, const Word<kDType, kVec>* from, int i,
@@ -74,7 +74,7 @@ __device__ void rotate_item(const RopeParams& p, const HeadItems<kVec>& items,
   }
 }
 
-/// Whether dims of heads can be rotated by words of `elements`.
+/// Whether heads can be rotated by words of `elements` dims.
 inline bool divides_into_words(const RopeParams& p, int elements) {
   const int rotated = p.interleaved ? p.rotary_dim : p.rotary_dim / 2;
   return rotated % elements == 0 && p.head_dim % elements == 0 && p.rotary_dim % elements == 0;
