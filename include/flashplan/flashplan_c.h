@@ -83,7 +83,7 @@ enum { FLASHPLAN_ALL_KERNELS = 0, FLASHPLAN_GENERAL_KERNELS = 1, FLASHPLAN_HOPPE
 // The name of a status, such as "FLASHPLAN_INVALID_TYPE"; "unknown" for any other number.
 FLASHPLAN_API const char* flashplan_status_name(flashplan_status status) FLASHPLAN_NOEXCEPT;
 
-// "0.1.0", of the library that is loaded.
+// The version of the library that is loaded, such as "0.1.0".
 FLASHPLAN_API const char* flashplan_version(void) FLASHPLAN_NOEXCEPT;
 
 // A strided view of the caller's memory. Calls take pointers to it; NULL is an argument that is not
@@ -101,8 +101,8 @@ typedef struct flashplan_tensor {
   int32_t reserved;                    // 0
 } flashplan_tensor;
 
-// A row-major tensor without gaps on the CPU. A rank beyond FLASHPLAN_MAX_RANK gives a tensor that
-// every call refuses. shape: [rank]
+// Makes a row-major tensor without gaps on the CPU. A rank beyond FLASHPLAN_MAX_RANK gives a tensor
+// that every call refuses. shape: [rank]
 FLASHPLAN_API void flashplan_tensor_init(flashplan_tensor* tensor, size_t struct_size, void* data,
                                          int32_t dtype, int32_t rank,
                                          const int64_t* shape) FLASHPLAN_NOEXCEPT;
@@ -321,9 +321,10 @@ FLASHPLAN_API size_t flashplan_plan_workspace_bytes(const flashplan_plan* plan) 
 // NULL.
 FLASHPLAN_API const char* flashplan_plan_kernel_name(const flashplan_plan* plan) FLASHPLAN_NOEXCEPT;
 
-// These two write a text for people, as snprintf does: up to `size` bytes to `text`, the final NUL
-// included, and they return how long the whole text is without it. `text` may be NULL if `size` is
-// 0. The first describes the schedule, the second says what was built and what it runs on.
+// The next two functions write a text for people, as snprintf does: up to `size` bytes to `text`,
+// the final NUL included, and they return how long the whole text is without it. `text` may be NULL
+// if `size` is 0. The first describes the schedule, the second says what was built and what it runs
+// on.
 FLASHPLAN_API size_t flashplan_plan_describe(const flashplan_plan* plan, char* text,
                                              size_t size) FLASHPLAN_NOEXCEPT;
 FLASHPLAN_API size_t flashplan_show_config(char* text, size_t size) FLASHPLAN_NOEXCEPT;
@@ -347,7 +348,7 @@ typedef struct flashplan_append_tensors {
   int32_t reserved;                  // 0
   const flashplan_tensor* k_scales;  // or NULL
   const flashplan_tensor* v_scales;  // or NULL
-  // Instead of indptr and kv_lens.
+  // Given instead of indptr and kv_lens.
   const flashplan_tensor* batch_indices;
   const flashplan_tensor* positions;
 } flashplan_append_tensors;
@@ -383,7 +384,7 @@ FLASHPLAN_API flashplan_status flashplan_find_shared_prefixes(
     const flashplan_tensor* page_indptr, const flashplan_tensor* page_indices, int32_t* groups,
     int32_t* num_groups, char* message) FLASHPLAN_NOEXCEPT;
 
-// Threads that the CPU engine uses, the caller's included; see runtime.h.
+// Sets, or returns, how many threads the CPU engine uses, the caller's included; see runtime.h.
 FLASHPLAN_API flashplan_status flashplan_set_num_threads(int32_t num_threads,
                                                          char* message) FLASHPLAN_NOEXCEPT;
 FLASHPLAN_API int32_t flashplan_num_threads(void) FLASHPLAN_NOEXCEPT;

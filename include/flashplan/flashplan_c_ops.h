@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an engine calls beside attention, for C: norms, activations, rotary embedding, and from
-// logits to tokens. The rules of flashplan_c.h for statuses, messages, structs and memory hold
-// here. Each function is the one of the same name in norm.h, activation.h, rope.h, kv_cache.h,
-// mla.h, sampling.h, speculative.h or penalties.h. That header says what the function computes,
-// which shapes and dtypes its tensors must have, and which errors it returns.
+// What an engine calls beside attention, for C: norms, activations, rotary embedding, and sampling.
+// The rules of flashplan_c.h for statuses, messages, structs and memory hold here. Each function is
+// the one of the same name in norm.h, activation.h, rope.h, kv_cache.h, mla.h, sampling.h,
+// speculative.h or penalties.h. That header says what the function computes, which shapes and
+// dtypes its tensors must have, and which errors it returns.
 //
 // A tensor argument must not be NULL unless its comment says so. On a GPU each call launches one
 // kernel on `stream`, allocates nothing, does not synchronise, and may be captured into a graph. On
@@ -16,8 +16,8 @@
 extern "C" {
 #endif
 
-// out = x / sqrt(mean(x^2) + eps) * weight; weight may be NULL, and `out` may be x. gemma: not 0
-// multiplies by 1 + weight.
+// Computes out = x / sqrt(mean(x^2) + eps) * weight. weight may be NULL, and `out` may be x. If
+// gemma is not 0, it multiplies by 1 + weight.
 FLASHPLAN_API flashplan_status flashplan_rmsnorm(const flashplan_tensor* x,
                                                  const flashplan_tensor* weight,
                                                  const flashplan_tensor* out, float eps,
@@ -60,7 +60,7 @@ FLASHPLAN_API flashplan_status flashplan_gather_rows(const flashplan_tensor* x,
 // flashplan_rope.scaling
 enum { FLASHPLAN_ROPE_LINEAR = 0, FLASHPLAN_ROPE_LLAMA3 = 1, FLASHPLAN_ROPE_YARN = 2 };
 
-// Rope of rope.h.
+// A rotation: Rope of rope.h, which gives the defaults.
 typedef struct flashplan_rope {
   size_t struct_size;
   double theta;
@@ -80,7 +80,7 @@ typedef struct flashplan_rope {
   int32_t truncate;  // 0 or 1
 } flashplan_rope;
 
-// Gives the defaults of rope.h.
+// Sets the defaults of rope.h.
 FLASHPLAN_API void flashplan_rope_init(flashplan_rope* rope, size_t struct_size) FLASHPLAN_NOEXCEPT;
 
 // Rotates q and k by their positions, at most +-2^40, and writes the results to out_q and out_k,
@@ -220,7 +220,7 @@ typedef struct flashplan_penalty_tensors {
   int32_t reserved;  // 0
 } flashplan_penalty_tensors;
 
-// Sets `repetition` to 1 and everything else to NULL or 0: nothing is changed by these.
+// Sets `repetition` to 1 and everything else to NULL or 0, which changes no logit.
 FLASHPLAN_API void flashplan_penalty_tensors_init(flashplan_penalty_tensors* tensors,
                                                   size_t struct_size) FLASHPLAN_NOEXCEPT;
 
@@ -237,9 +237,9 @@ enum {
   FLASHPLAN_SAMPLE_MIN_P = 4,          // outside [0, 1]
   FLASHPLAN_SAMPLE_NOT_A_NUMBER = 5,   // a NaN, or +inf among logits
   FLASHPLAN_SAMPLE_NO_TOKEN = 6,       // all logits -inf
-  FLASHPLAN_SAMPLE_PROBABILITIES = 7,  // they are no distribution
-  FLASHPLAN_SAMPLE_DRAFT = 8,          // no token, or a parent that is not a draft before it
-  FLASHPLAN_SAMPLE_ROW = 9             // `rows`: no row of the logits
+  FLASHPLAN_SAMPLE_PROBABILITIES = 7,  // not a distribution
+  FLASHPLAN_SAMPLE_DRAFT = 8,          // the id is no token, or the parent is not an earlier draft
+  FLASHPLAN_SAMPLE_ROW = 9             // an entry of `rows` is outside of the logits
 };
 
 // Arguments of flashplan_sample(): SampleOptions and SampleOutputs of sampling.h. A parameter given
@@ -273,7 +273,7 @@ typedef struct flashplan_sample_tensors {
   int32_t reserved;      // 0
 } flashplan_sample_tensors;
 
-// Temperature 1, no filter, seed and offset 0; everything else NULL or 0.
+// Sets temperature 1, no filter, seed and offset 0, and everything else to NULL or 0.
 FLASHPLAN_API void flashplan_sample_tensors_init(flashplan_sample_tensors* tensors,
                                                  size_t struct_size) FLASHPLAN_NOEXCEPT;
 

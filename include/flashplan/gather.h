@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of chosen rows.
+// Gathers rows of a tensor.
 #pragma once
 
 #include "flashplan/export.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writing new keys and values into a paged cache.
+// Writes new keys and values into a paged cache.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +37,8 @@ struct AppendTensors {
   /// [1] or [num_kv_heads] float32, on the device of the caches, or empty: one factor for all kv
   /// heads or for each, by which k_scale and v_scale are multiplied. Not checked on a GPU.
   TensorView k_scales, v_scales;
-  bool pdl =
-      false;  // of rope_append_paged_kv(): programmatic dependent launch, see AttentionTensors
+  /// For rope_append_paged_kv() only: programmatic dependent launch, see AttentionTensors.
+  bool pdl = false;
 };
 
 /// Writes new token j of request r to position kv_lens[r] - (indptr[r+1] - indptr[r]) + j of the

@@ -9,10 +9,10 @@
 
 namespace flashplan {
 
-/// A cache of keys of C latent dims, which are the values too, and R rotated ones. In one tensor,
-/// [num_pages, page_size, C + R], with kFp8DsMla [num_pages, page_size, kDsMlaBytes]; or in two,
-/// [num_pages, page_size, C] and [num_pages, page_size, R]. A dimension of one head may stand
-/// before the last one. Any strides but for the last dimension, which is contiguous.
+/// A cache of keys of C latent dims, which are the values too, and R rotated ones. It is one
+/// tensor, [num_pages, page_size, C + R], or with kFp8DsMla [num_pages, page_size, kDsMlaBytes]; or
+/// two, [num_pages, page_size, C] and [num_pages, page_size, R]. A dimension of one head may stand
+/// before the last one. Strides may be any but for the last dimension, which is contiguous.
 struct MlaCache {
   TensorView latent;  // all dims, where `tail` is empty
   TensorView tail;
@@ -32,7 +32,7 @@ struct MlaAppendTensors {
   /// With a rotation: [>= tokens, num_heads, R] of kv_c's dtype, rotated in place; may be empty.
   TensorView q_pe;
   /// Stored key = key / scale in float32, saturating in 8-bit formats. A normal float > 0; 1 with
-  /// kFp8DsMla, whose scales are the largest of their 128 dims / 448.
+  /// kFp8DsMla, where each 128 dims have a scale of their own, their largest magnitude / 448.
   float scale = 1.0F;
   float eps = 1e-6F;
 };
@@ -58,8 +58,9 @@ struct MlaGatherTensors {
   /// those of request r.
   TensorView kv_indptr;
   TensorView starts;  // [batch_size] int32: the first token of each request; empty: 0
-  /// [>= kv_indptr[batch_size], C + R], or C where out_tail has [..., R]; written. The dtype of the
-  /// cache; of 8-bit caches float32, float16 or bfloat16. Other rows are not written.
+  /// [>= kv_indptr[batch_size], C + R], or C where out_tail has [..., R]; written. They have the
+  /// dtype of the cache or, if that is 8-bit, float32, float16 or bfloat16. Other rows are not
+  /// written.
   TensorView out, out_tail;
   float scale = 1.0F;  // real key = scale * stored key; a normal float > 0
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Penalties of tokens that have occurred.
+// Penalties for tokens that have occurred before.
 #pragma once
 
 #include "flashplan/export.h"

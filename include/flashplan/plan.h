@@ -138,9 +138,10 @@ struct AttentionTensors {
   /// a variant or rope.
   TensorView q_tail, k_tail;
   /// With topk, instead of a page table: [>= T, 1 to topk] int32, on the Plan's device, the keys
-  /// that each query sees, page * page_size + row in page. Others than of the cache, such as -1,
-  /// are skipped; a key that is listed twice counts twice. Of a query's list as many entries count
-  /// as plan() was told, min(topk, kv_len); on the CPU a key behind them is an error.
+  /// that each query sees, page * page_size + row in page. Entries outside of the cache, such as
+  /// -1, are skipped; a key that is listed twice counts twice. The first min(topk, kv_len) entries
+  /// of a list count, with the kv_len that plan() was given; on the CPU a key after these is an
+  /// error.
   TensorView topk_indices;
   /// [>= T] int32, or empty: how many entries of each list count. The others may be anything.
   TensorView topk_lens;
@@ -170,8 +171,8 @@ struct AttentionTensors {
   /// row, and lse includes it; -inf adds nothing. softmax_scale and softcap do not apply to it.
   TensorView sinks;
   TensorView o;  // [>= T, num_qo_heads, head_dim_vo], written
-  /// [>= T, num_qo_heads] float32, written; may be empty. The natural logarithm, or with lse_base2
-  /// that to base 2.
+  /// [>= T, num_qo_heads] float32, written; may be empty. A natural logarithm, or with lse_base2
+  /// one to base 2.
   TensorView lse;
   /// Real key = k_scale * stored key (8-bit caches). Normal floats > 0, and so must be
   /// softmax_scale * q_scale * k_scale, which may not overflow when it is divided by softcap. With
@@ -267,7 +268,7 @@ class FLASHPLAN_API Plan {
   /// GPU: one launch on `stream`, or on Hopper two for some batches. plan() and run() calls of one
   /// Plan are executed in their order on the device, even on different streams. The stream of a
   /// plan() must exist until the next plan() on another stream, or until the Plan is destroyed:
-  /// that one waits for it, and CUDA crashes on the handle of a stream that was destroyed. A graph
+  /// both wait for it, and CUDA crashes on the handle of a stream that was destroyed. A graph
   /// with captured runs refers to memory of the Plan and to its workspace: both must live as long
   /// as the graph, and nothing notices a replay after they are gone. A run may be captured into a
   /// graph and replayed for any later plan() with the same tensors. The caller orders each replay
@@ -300,7 +301,8 @@ class FLASHPLAN_API Plan {
   /// one for requests of many query rows. Valid as long as the Plan.
   const char* kernel_name() const noexcept;
 
-  /// The schedule of the last plan() for that kernel; without one it has no tiles.
+  /// The schedule of the last plan() for the kernel that kernel_name() names; before the first
+  /// plan() it has no tiles.
   ScheduleView schedule() const noexcept;
 
   /// A readable text about the last plan(): the kernel, why no other family's, and the schedule.

@@ -12,10 +12,10 @@ namespace flashplan {
 
 /// Where quantize_fp8() takes its scales from.
 enum class ScaleSource : int32_t {
-  kValues =
-      0,    // the largest finite |x| divided by the largest number of the format; 1 if that is 0
-  kNumber,  // a number
-  kTensor,  // a tensor
+  /// The largest finite |x| divided by the largest number of the format; 1 if that is 0.
+  kValues = 0,
+  kNumber,  // the argument `number`
+  kTensor,  // the tensor `scale`
 };
 
 /// Computes out = x / scale, in float32 and rounded to nearest even, so that x is about
@@ -23,7 +23,7 @@ enum class ScaleSource : int32_t {
 /// x [tokens, heads, head_dim] is float32, float16 or bfloat16, with any strides; `out` has its
 /// shape and is float8_e4m3fn or float8_e5m2. `scale` is float32 [1], for all heads, or [heads]:
 /// read if `source` is kTensor, else written. A scale is a normal float > 0; on CUDA, those of
-/// kTensor are not checked. `number` counts if `source` is kNumber.
+/// kTensor are not checked. `number` is used only if `source` is kNumber.
 ///
 /// On CUDA: up to three launches on `stream`, no allocation, no synchronisation; may be captured in
 /// a graph.

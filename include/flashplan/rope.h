@@ -35,9 +35,10 @@ struct Rope {
   // beta_slow < beta_fast.
   double beta_fast = 32.0;
   double beta_slow = 1.0;
-  bool truncate = true;  // kYarn: the dims that make beta_fast and beta_slow rotations are rounded
-  /// kYarn and given frequencies: multiplies cos and sin, a normal float32 > 0; 0: with kYarn
-  /// 1 + ln(scale) / 10 if scale > 1, else 1.
+  bool truncate =
+      true;  // kYarn: rounds the numbers of the dims that make beta_fast and beta_slow rotations
+  /// With kYarn or given frequencies: multiplies cosines and sines; a normal float32 > 0. 0 stands
+  /// for 1 + ln(scale) / 10 with kYarn and scale > 1, else for 1.
   double attention_factor = 0.0;
   /// Frequencies of the caller, as LongRoPE needs, in radians per position: a number from 0 to 1e6
   /// for each of the rotary_dim / 2 pairs. They replace theta, scale and scaling. num_frequencies
@@ -46,7 +47,7 @@ struct Rope {
   std::array<double, 256> frequencies = {};
 };
 
-/// By what apply_rope() divides q and k when it writes 8-bit floats. Normal floats > 0.
+/// What apply_rope() divides q and k by when it writes 8-bit floats. Normal floats > 0.
 struct RopeScales {
   float q_scale = 1.0F;
   float k_scale = 1.0F;
@@ -59,10 +60,10 @@ struct RopeScales {
 /// Rotates q [tokens, num_qo_heads, head_dim] and k [tokens, num_kv_heads, head_dim] (float32,
 /// float16 or bfloat16, one dtype, any strides) by `positions` [tokens] int32 or int64, in float32.
 /// Results are shaped like q and k. They have the dtype of q, and may be q and k; or both are
-/// float8_e4m3fn or float8_e5m2: then they have the bits of quantize_fp8() of the rotated q and k
-/// by these scales. Angles are accurate to 1e-4 radians for
-/// positions from -2^40 to 2^40 and frequencies up to 1. Other positions are refused on the CPU. On
-/// CUDA they are not checked, and are rotated by wrong angles.
+/// float8_e4m3fn or float8_e5m2, with the bits that quantize_fp8() gives for the rotated q and k
+/// and these scales. Angles are accurate to 1e-4 radians for positions from -2^40 to 2^40 and
+/// frequencies up to 1. Other positions are refused on the CPU. On CUDA they are not checked, and
+/// are rotated by wrong angles.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 ///   kInvalidArgument, kInvalidType  an argument is malformed, or a result shares memory with

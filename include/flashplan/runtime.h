@@ -16,10 +16,10 @@ namespace flashplan {
 /// it. It takes effect at the next run().
 ///   kInvalidArgument  num_threads < 1
 FLASHPLAN_API Status set_num_threads(int32_t num_threads) noexcept;
-/// The number of these threads.
+/// Returns how many threads the CPU engine uses.
 FLASHPLAN_API int32_t num_threads() noexcept;
 
-/// "0.1.0", of the library that is loaded.
+/// The version of the library that is loaded, such as "0.1.0".
 FLASHPLAN_API const char* version() noexcept;
 
 /// Version, kernels and threads of the CPU; for CUDA the architectures and kernels compiled in and

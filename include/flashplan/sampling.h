@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From logits to tokens.
+// Sampling: draws tokens from logits, and filters logits.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ enum class SampleError : int32_t {
   kNotANumber,     // a NaN, or +inf among logits
   kNoToken,        // all logits -inf
   kProbabilities,  // from_probs: one is negative or above 1, or their sum is not within 1 % of 1
-  kDraft,          // speculative_verify(): no token, or a parent that is not a draft before it
-  kRow,            // SampleOptions::rows: no row of the logits
+  kDraft,          // speculative_verify(): an id is no token, or a parent is no earlier draft
+  kRow,            // an entry of SampleOptions::rows is outside of the logits
 };
 
 /// How tokens are drawn. A parameter is one number for all requests, or a tensor [batch] with a
@@ -55,10 +55,10 @@ struct SampleOptions {
   TensorView rows;
 };
 
-/// The distribution that log-probabilities are of.
+/// Which distribution log-probabilities are taken from.
 enum class LogprobsOf : int32_t {
-  kFiltered = 0,  // that which tokens are drawn from
-  kRaw,           // that of the logits: no temperature, bias or filter
+  kFiltered = 0,  // the one that tokens are drawn from
+  kRaw,           // that which the input gives without temperature, bias and filters
 };
 
 struct SampleOutputs {
@@ -83,10 +83,11 @@ struct SampleOutputs {
 ///
 /// On CUDA: one launch on `stream`, or two with raw log-probabilities or the likeliest tokens, no
 /// allocation, no synchronisation; may be captured in a graph. Rows with an error get the id -1 and
-/// a logprob of NaN, also in the lists of the likeliest tokens. On the CPU they are refused:
+/// a logprob of NaN, also in the lists of the likeliest tokens. On the CPU a call with such a row
+/// is refused:
 ///   kInvalidArgument, kInvalidType  a tensor is malformed, or a row has an error, or outputs share
 ///                                   memory with another argument; nothing was written
-///   kOutOfMemory                    on the CPU, for the results of a batch
+///   kOutOfMemory                    on the CPU there is no memory for the results of the batch
 ///   kCudaError                      the launch failed
 FLASHPLAN_API Status sample(const TensorView& logits, const SampleOptions& options,
                             const SampleOutputs& outputs, Stream stream = nullptr) noexcept;
@@ -95,33 +96,33 @@ FLASHPLAN_API Status sample(const TensorView& logits, const SampleOptions& optio
 /// options: the probabilities of the tokens that the filters keep, and 0 for the others. Weights
 /// are rounded as in sample(), so the sum of a row differs from 1 by at most vocab * 2^-31. If the
 /// input is logits, a probability below 2^-32 of the largest one may become 0. With from_probs and
-/// top_k or top_p this renormalises probabilities. `options.rows` must be empty;
-/// seeds and offsets are not used. `out` may be logits of float32. `status` [batch] int32 gets a
-/// SampleError, or is empty.
+/// top_k or top_p this renormalises probabilities. `options.rows` must be empty; seeds and offsets
+/// are not used. `out` may be the logits themselves, if they are float32. `status` [batch] int32
+/// gets a SampleError, or is empty.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
-/// Rows with an error become NaN. On the CPU they are refused:
+/// Rows with an error become NaN. On the CPU a call with such a row is refused:
 ///   kInvalidArgument, kInvalidType  a tensor is malformed, or a row has an error, or outputs share
 ///                                   memory with another argument; nothing was written
-///   kOutOfMemory                    on the CPU, for the results of a batch
+///   kOutOfMemory                    on the CPU there is no memory for the results of the batch
 ///   kCudaError                      the launch failed
 FLASHPLAN_API Status filtered_probs(const TensorView& logits, const SampleOptions& options,
                                     const TensorView& out, const TensorView& status = {},
                                     Stream stream = nullptr) noexcept;
 
-/// Copies logits [batch, vocab] to out, of their dtype and shape, but for those that top-k drops,
-/// which become -infinity. top_k is a number >= 1 for all requests, or `top_ks` [batch] int32 has
-/// one for each. Of equal logits, those with smaller ids are kept first. `out` may be logits.
-/// Launch, rows with an error (NaN, +inf, nothing but -inf, or a top_k below 1) and returned errors
-/// are as of filtered_probs().
+/// Copies logits [batch, vocab] to out, which has their dtype and shape; the logits that top-k
+/// drops become -infinity. top_k is a number >= 1 for all requests, or `top_ks` [batch] int32 has
+/// one for each. Of equal logits, those with smaller ids are kept first. `out` may be the logits. A
+/// row has an error if it has NaN or +inf, nothing but -inf, or a top_k below 1. Launches, rows
+/// with an error and returned errors are as in filtered_probs().
 FLASHPLAN_API Status top_k_mask(const TensorView& logits, int32_t top_k, const TensorView& top_ks,
                                 const TensorView& out, Stream stream = nullptr) noexcept;
 
-/// out = softmax(logits / temperature) of each row of [batch, vocab]; out is float32 or has logits'
-/// dtype, and may be logits. The temperature is a finite number > 0, or one for each request in
-/// `temperatures` [batch] float32. NaN or +inf, or nothing but -inf, makes a row NaN. A logit
-/// weighs 0 if its difference from the row's largest one is beyond float32, as that of 3e38 and
-/// -3e38.
+/// Computes out = softmax(logits / temperature) of each row of [batch, vocab]. out is float32 or
+/// has logits' dtype, and may be logits. The temperature is a finite number > 0, or one for each
+/// request in `temperatures` [batch] float32. A row with NaN or +inf, or with nothing but -inf,
+/// becomes NaN. A logit weighs 0 if its difference from the row's largest one overflows float32, as
+/// that of 3e38 and -3e38.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 ///   kInvalidArgument, kInvalidType  a tensor is malformed, or out shares memory with another

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From drafts of a small model to tokens of the large one.
+// Speculative decoding: verifies drafts of a small model by probabilities of the large one.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +55,7 @@ struct VerifyOutputs {
 /// call is refused. Rows of probabilities of which no draw needs the whole row are not checked.
 ///   kInvalidArgument, kInvalidType  a tensor is malformed, or a request has an error, or outputs
 ///                                   share memory with another argument; nothing was written
-///   kOutOfMemory                    on the CPU, for the results of a batch
+///   kOutOfMemory                    on the CPU there is no memory for the results of the batch
 ///   kCudaError                      the launch failed
 FLASHPLAN_API Status speculative_verify(const Drafts& drafts, const VerifyOptions& options,
                                         const VerifyOutputs& outputs,

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#ifndef __CUDACC_RTC__  // which has no C++ standard library
+#ifndef __CUDACC_RTC__  // NVRTC has no C++ standard library
 #include <initializer_list>
 #endif
 
@@ -21,11 +21,11 @@ enum class DType : int32_t {
   kBFloat16,
   kFloat8E4M3,  // "float8_e4m3fn": finite, no infinity, NaN = 0x7f
   kFloat8E5M2,
-  kInt32,  // indices only, as is kInt64
+  kInt32,  // kInt32 and kInt64: indices only
   kInt64,
   kUInt32,  // words of masks only
-  /// "fp8_ds_mla", bytes of the keys of DeepSeek V3.2, 656 for each: 512 float8_e4m3fn, 4 float32
-  /// scales, each of 128 of these, and 64 bfloat16. In caches with shared_kv alone.
+  /// "fp8_ds_mla", the bytes of DeepSeek V3.2's keys. A key has 656: 512 float8_e4m3fn, 4 float32
+  /// scales, each for 128 of these, and 64 bfloat16. Only in caches with shared_kv.
   kFp8DsMla,
 };
 
@@ -47,7 +47,7 @@ constexpr int64_t item_size(DType dtype) noexcept {
     case DType::kFloat8E5M2:
     case DType::kFp8DsMla: return 1;
   }
-  return 1;  // of a number that is no DType, which every call refuses
+  return 1;  // for a number that is no DType; every call refuses it
 }
 
 enum class DeviceType : int32_t { kCpu = 0, kCuda = 1 };
@@ -74,7 +74,7 @@ struct TensorView {
   int32_t rank = 0;
   int64_t shape[kMaxRank] = {};
   int64_t stride[kMaxRank] = {};  // in elements; the last must be 1 unless noted
-  bool read_only = false;         // refused where the call would write
+  bool read_only = false;         // calls refuse the view as an output
 
   /// An argument that was not given.
   constexpr bool empty() const noexcept { return rank == 0; }
@@ -98,13 +98,14 @@ inline TensorView contiguous(void* data, DType dtype, Device device,
   while (d > 0) {
     --d;
     view.stride[d] = stride;
-    stride = static_cast<int64_t>(static_cast<uint64_t>(stride) *
-                                  static_cast<uint64_t>(view.shape[d]));  // which may wrap
+    stride = static_cast<int64_t>(
+        static_cast<uint64_t>(stride) *
+        static_cast<uint64_t>(view.shape[d]));  // unsigned, because it may overflow
   }
   return view;
 }
 
-/// The same for memory that must not be written: calls refuse the view as an output.
+/// A read-only row-major view without gaps: calls refuse it as an output.
 inline TensorView contiguous(const void* data, DType dtype, Device device,
                              std::initializer_list<int64_t> shape) noexcept {
   TensorView view = contiguous(const_cast<void*>(data), dtype, device, shape);

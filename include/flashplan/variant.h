@@ -27,22 +27,25 @@ struct VariantScalar {
 };
 
 /// Bodies are C++ statements without # that return a value; null: this part of attention does not
-/// change. Each is called with int32 positions and, except for `mask`, a float `x`:
+/// change. Each is called with a float `x`, except for `mask`, and with the int32 positions that
+/// are named here:
 ///
-///   query, key,     x: one element. request, token, head, dim. Returns the element. `head` is a
-///   value           query head of q, or a kv head of k and v. x is the stored number, before
-///                   k_scale and v_scale. GPU kernels that compute in 16 bits round the result.
-///   logits          x = softmax_scale * k_scale * q.k. request, query, key, qo_head, kv_head,
-///                   qo_len, kv_len. Returns the logit; -inf gives its key the weight 0. Not
-///                   together with a softcap.
-///   mask            The positions of `logits`. Returns whether the query sees the key. causal,
+///   query, key,     x: one element. Positions: request, token, head, dim. Returns the element.
+///   value           `head` is a query head of q, or a kv head of k and v. x is the stored number,
+///                   before k_scale and v_scale. GPU kernels that compute in 16 bits round the
+///                   result.
+///   logits          x = softmax_scale * k_scale * q.k. Positions: request, query, key, qo_head,
+///                   kv_head, qo_len, kv_len. Returns the logit; -inf gives its key the weight 0.
+///                   Not together with a softcap.
+///   mask            Positions as for `logits`. Returns whether the query sees the key. causal,
 ///                   window_left and the mask of bits hide keys too. Hidden keys are still
 ///                   read, unless Batch::key_ranges excludes them.
-///   output          x: one element of o, scaled. request, token, head, dim. Returns the element.
+///   output          x: one element of o, scaled. Positions: request, token, head, dim. Returns the
+///                   element.
 ///
 /// `query`, `key` and `token` are positions in the cache: that of query i of a request is kv_len -
 /// qo_len + i, with the real kv_len. The bodies query, key, value and logits may also be called for
-/// masked elements, so they must return whatever is stored there.
+/// masked elements, so they must return for any number that is stored there.
 ///
 /// exp, exp2, log, log2, tanh, sqrt, rsqrt, pow, sin, cos, erf, floor, ceil, abs, min, max and
 /// infinity() work on every device.
@@ -74,7 +77,7 @@ class FLASHPLAN_API Variant {
   Variant& operator=(const Variant&) noexcept;
 
   /// Copies the description. Compiles nothing yet: Plan::create() does.
-  ///   kInvalidArgument, kInvalidType  a name or a dtype is not allowed, or nothing differs
+  ///   kInvalidArgument, kInvalidType  a name or a dtype is not allowed, or nothing would change
   static Status create(const VariantDescription& description, Variant* variant) noexcept;
 
   bool empty() const noexcept { return impl_ == nullptr; }

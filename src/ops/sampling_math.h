@@ -53,7 +53,8 @@ FLASHPLAN_HOST_DEVICE float ratio(float a, float b) {
   return a / b;
 #endif
 }
-/// a * b, but at most 1, where it is not negative: no instruction more than a product on a GPU.
+/// min(a * b, 1), for a product that is not negative. On a GPU it takes one instruction, as a
+/// product does.
 FLASHPLAN_HOST_DEVICE float times_to_one(float a, float b) {
 #ifdef __CUDA_ARCH__
   return __saturatef(__fmul_rn(a, b));
@@ -89,9 +90,9 @@ FLASHPLAN_HOST_DEVICE float value_of(uint32_t key) {
   return float_of((key >> 31) != 0 ? key & 0x7fffffffU : ~key);
 }
 
-/// How the values of a row become weights.
+/// How the values of a row become weights. The sum of several weights is called their mass.
 struct Scale {
-  float largest;  // of the row
+  float largest;  // the row's largest value
   float factor;   // from logits: log2(e) / (32 * temperature); from probabilities: 1 / largest
   bool from_probs;
 };
@@ -111,7 +112,7 @@ FLASHPLAN_HOST_DEVICE float distance(float x, const Scale& scale) {
   return times_to_one(plus(scale.largest, -x), scale.factor);
 }
 
-/// 2^(kLog - 32 * distance).
+/// Returns 2^(kLog - 32 * distance).
 template <int kLog>
 FLASHPLAN_HOST_DEVICE float power_at(float distance) {
   // Adding 1.5 * 2^23 leaves in the low bits the nearest integer to the exponent n of the power.
@@ -128,7 +129,7 @@ FLASHPLAN_HOST_DEVICE float power_at(float distance) {
   return float_of(bits_of(p) + (bits_of(shifted) << 23));  // p * 2^n
 }
 
-/// Rounded to nearest, for x in [0, 2^31).
+/// Rounds x in [0, 2^31) to the nearest integer.
 FLASHPLAN_HOST_DEVICE uint32_t whole_of(float x) {
 #ifdef __CUDA_ARCH__
   return __float2uint_rn(x);
@@ -140,8 +141,8 @@ FLASHPLAN_HOST_DEVICE uint32_t whole_of(float x) {
 #endif
 }
 
-/// The weight at a distance, which is 2^(-32 * distance) in units of 1 / kOne, rounded to nearest;
-/// 0 at 1.
+/// The weight of a logit at `distance`: kOne * 2^(-32 * distance), rounded to nearest. At distance
+/// 1 it is 0.
 FLASHPLAN_HOST_DEVICE uint32_t weight_at(float distance) {
   return whole_of(power_at<30>(distance));
 }
@@ -150,7 +151,7 @@ FLASHPLAN_HOST_DEVICE uint32_t weight_of_logit(float x, const Scale& scale) {
   return weight_at(distance(x, scale));
 }
 
-/// A probability divided by the largest one, in units of 1 / kOne.
+/// The weight of a probability: kOne times its ratio to the largest one, rounded to nearest.
 FLASHPLAN_HOST_DEVICE uint32_t weight_of_probability(float x, const Scale& scale) {
   return whole_of(times(times_to_one(x, scale.factor), 1073741824.0F));
 }
@@ -159,8 +160,8 @@ FLASHPLAN_HOST_DEVICE uint32_t weight_of(float x, const Scale& scale) {
   return scale.from_probs ? weight_of_probability(x, scale) : weight_of_logit(x, scale);
 }
 
-/// The values of a row that are kept: those whose key is above `key`, and the first `num_ties` of
-/// those whose key is equal, if their weight is at least min_weight.
+/// The values of a row that are kept: those whose key is above `key`, and of those whose key is
+/// equal (ties) the first `num_ties`. A value whose weight is below min_weight is not kept.
 struct Cut {
   uint32_t key;
   uint32_t num_ties;
@@ -172,7 +173,7 @@ FLASHPLAN_HOST_DEVICE Cut keep_all(uint32_t min_weight) { return {0U, 0U, min_we
 
 /// The least weight that min-p keeps: min_p * kOne, rounded up, for min_p in [0, 1].
 FLASHPLAN_HOST_DEVICE uint32_t least_weight(float min_p) {
-  const float exact = times(min_p, 1073741824.0F);  // a power of two: no rounding
+  const float exact = times(min_p, 1073741824.0F);  // exact, because kOne is a power of two
   const auto whole = static_cast<uint32_t>(exact);
   return whole + (static_cast<float>(whole) < exact ? 1U : 0U);
 }
@@ -199,14 +200,15 @@ FLASHPLAN_HOST_DEVICE uint64_t part_of(float p, uint64_t total) {
   return whole == 0 ? 1 : whole;
 }
 
-/// The mass that top-p keeps of `kept`, what other filters keep. Top-p counts the mass `counted`,
-/// or, where that is 0, `kept`.
+/// The mass that top-p keeps, at most `kept`, the mass that other filters keep. It is the part
+/// top_p of `counted` or, if that is 0, of `kept`.
 FLASHPLAN_HOST_DEVICE uint64_t wanted_of_top_p(float top_p, uint64_t kept, uint64_t counted) {
   const uint64_t wanted = part_of(top_p, counted != 0 ? counted : kept);
   return wanted < kept ? wanted : kept;
 }
 
-/// The number of ties of `weight` that must be added to `above` to reach `wanted` > above.
+/// The number of ties, each of `weight`, that must be added to the mass `above` to reach `wanted`,
+/// which is larger.
 FLASHPLAN_HOST_DEVICE uint32_t ties_to_reach(uint64_t wanted, uint64_t above, uint32_t weight) {
   const uint64_t rest = wanted - above;
   return weight == 0 ? 0U : static_cast<uint32_t>((rest + weight - 1) / weight);
@@ -257,10 +259,11 @@ FLASHPLAN_HOST_DEVICE uint64_t random_bits(int64_t seed, int64_t offset, uint32_
   return random_pair(seed, offset, stream, use).first;
 }
 
-/// What random_bits() numbers are for, in one draw.
+/// The values of `use`: what the random numbers of one draw are for.
 constexpr uint32_t kUseSample = 0;
 constexpr uint32_t kUseVerify = 1;
-constexpr uint32_t kUseDraft = 2;       // of the first draft, then of the next ones
+constexpr uint32_t kUseDraft =
+    2;  // for the first draft; the numbers after it are for the next drafts
 constexpr uint32_t kUseTry = 1U << 30;  // see use_of_try()
 
 // --- Draws without filters ---
@@ -275,24 +278,25 @@ FLASHPLAN_HOST_DEVICE bool has_filters(int32_t top_k, float top_p, float min_p, 
   return top_k < vocab || top_p < 1.0F || min_p > 0.0F;
 }
 
-/// The bits of the exponent of a block's largest probability. Below 2^-48 a block weighs nothing,
-/// and one exponent stands for all.
+/// The biased exponent of a block's largest probability. Blocks below 2^-48 weigh nothing, so one
+/// exponent stands for all of them.
 FLASHPLAN_HOST_DEVICE uint32_t exponent_of_block(float largest) {
   constexpr uint32_t kLeast = 127 - 49;
   const uint32_t exponent = bits_of(largest) >> 23;
   return exponent > kLeast ? exponent : kLeast;
 }
 
-/// How the values of a block become weights. `largest`: of the block. Of `row`, only from_probs and
-/// the factor of logits are used.
+/// How the values of a block become weights. `largest`: the block's largest value. Of `row`, only
+/// from_probs and the factor of logits are used.
 FLASHPLAN_HOST_DEVICE Scale scale_of_block(float largest, const Scale& row) {
   if (!row.from_probs) return {largest, row.factor, false};
-  // A power of two: the largest weight is in [2^26, 2^27], where it is not below 2^-49.
+  // The factor is a power of two, so that the largest weight is in [2^26, 2^27], unless `largest`
+  // is below 2^-49.
   return {largest, float_of((280U - exponent_of_block(largest)) << 23), true};
 }
 
-/// At most 2^27, so that the weights of 31 elements can be added in 32 bits. A logit equal to the
-/// largest one of the block weighs 2^27.
+/// The weight of an element in its block. It is at most 2^27, so that the weights of 31 elements
+/// can be added in 32 bits. The block's largest logit weighs 2^27.
 FLASHPLAN_HOST_DEVICE uint32_t weight_in_block(float x, const Scale& block) {
   if (block.from_probs) return whole_of(times(x, block.factor));
   return whole_of(power_at<27>(distance(x, block)));
@@ -307,7 +311,7 @@ FLASHPLAN_HOST_DEVICE uint32_t rounded_sum(uint64_t sum) {
 /// the row's largest logit, or a probability of 1, would weigh 2^30. A row has less than 2^31
 /// elements, so that its blocks together stay below 2^62.
 FLASHPLAN_HOST_DEVICE uint64_t mass_of_block(float largest, uint32_t sum, const Scale& row) {
-  uint32_t bits = 0;  // of the factor between the block's weights and the row's
+  uint32_t bits = 0;  // bits of the factor between the block's weights and the row's
   if (row.from_probs) {
     bits = (exponent_of_block(largest) + 1) << 23;
   } else {
@@ -319,12 +323,12 @@ FLASHPLAN_HOST_DEVICE uint64_t mass_of_block(float largest, uint32_t sum, const 
   return (sum * mantissa) >> (142U - (bits >> 23));
 }
 
-/// Whether probabilities whose blocks have the sum `total` sum to 1 within 1 %.
+/// Whether probabilities whose blocks have the mass `total` sum to 1 within 1 %.
 FLASHPLAN_HOST_DEVICE bool masses_sum_to_one(uint64_t total) {
   return total > 1063004405U && total < 1084479243U;  // 0.99 and 1.01 of 2^30
 }
 
-/// Makes weights of probabilities as they are, not as parts of the largest.
+/// A scale that weighs probabilities as they are, not relative to the largest.
 FLASHPLAN_HOST_DEVICE Scale absolute_scale() { return {1.0F, 1.0F, true}; }
 
 // --- Draws with top-p alone ---
@@ -341,7 +345,7 @@ FLASHPLAN_HOST_DEVICE bool is_tried(int32_t top_k, float top_p, float min_p, int
   return top_p >= kLeastTriedTopP && top_p < 1.0F && top_k >= vocab && min_p == 0.0F;
 }
 
-/// What the random numbers of a try are for; of try kMostTries, the draw from what is kept.
+/// The `use` of the random numbers of a try. Those of try kMostTries draw from what top-p keeps.
 FLASHPLAN_HOST_DEVICE uint32_t use_of_try(uint32_t index) {
   return index == 0 ? kUseSample : kUseTry + index;
 }
@@ -352,10 +356,10 @@ FLASHPLAN_HOST_DEVICE RandomPair random_of_try(const RandomParams& p, int32_t ro
 
 FLASHPLAN_HOST_DEVICE bool is_probability(float x) { return x >= 0.0F && x <= 1.01F; }
 
-/// Whether a draft of probability q is accepted, where the target's is p: with chance min(1, p /
-/// q).
+/// Whether a draft is accepted whose probability is q where it was drawn from, and p in the target:
+/// with chance min(1, p / q).
 FLASHPLAN_HOST_DEVICE bool is_accepted(uint64_t random, float p, float q) {
-  // 53 bits of [0, 1): exact in a double.
+  // 53 random bits as a number in [0, 1), which a double has exactly.
   const double part = static_cast<double>(random >> 11) * 1.1102230246251565e-16;
 #ifdef __CUDA_ARCH__
   return __dmul_rn(part, static_cast<double>(q)) < static_cast<double>(p);
@@ -364,7 +368,8 @@ FLASHPLAN_HOST_DEVICE bool is_accepted(uint64_t random, float p, float q) {
 #endif
 }
 
-/// What is left of p, in probabilities of the sum `sum`, if a draft of probability q is rejected.
+/// What is left of a probability p, in a row with the sum `sum`, if a draft of probability q is
+/// rejected.
 FLASHPLAN_HOST_DEVICE float residual(float p, float sum, float q) {
   const float rest = plus(ratio(p, sum), -q);
   return rest > 0.0F ? rest : 0.0F;
@@ -375,7 +380,7 @@ FLASHPLAN_HOST_DEVICE float sum_of_weights(uint64_t total, float largest) {
   return times(times(static_cast<float>(total), 9.31322575e-10F), largest);
 }
 
-/// A logit whose token occurred `count` times.
+/// The logit of a token that occurred `count` times, after the penalties.
 FLASHPLAN_HOST_DEVICE float penalised(float logit, float count, const Penalties& penalties) {
   const float scaled =
       logit > 0.0F ? ratio(logit, penalties.repetition) : times(logit, penalties.repetition);

@@ -10,7 +10,7 @@
 namespace flashplan {
 namespace {
 
-/// Shapes, dtypes and devices of the drafts.
+/// Checks shapes, dtypes and devices of the drafts.
 Status check_drafts(const Drafts& d) {
   const TensorArgument target{"target_probs", d.target_probs};
   const TensorArgument draft{"draft_probs", d.draft_probs};
@@ -41,7 +41,7 @@ Status check_drafts(const Drafts& d) {
                              : check_shape(parents, {batch, drafts});
 }
 
-/// An output of a number for each request, or of some.
+/// Checks an output with one number, or several, for each request.
 Status check_output(const TensorArgument& argument, std::initializer_list<Dim> shape, DType dtype,
                     Device device) {
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(argument, dtype, ""));
@@ -49,7 +49,7 @@ Status check_output(const TensorArgument& argument, std::initializer_list<Dim> s
   return check_shape(argument, shape);
 }
 
-/// Tokens and parents in host memory.
+/// Checks tokens and parents, which are in host memory.
 Status check_nodes(const VerifyParams& p) {
   for (int32_t row = 0; row < p.num_rows; ++row) {
     for (int32_t draft = 0; draft < p.num_drafts; ++draft) {

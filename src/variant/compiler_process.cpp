@@ -46,7 +46,7 @@ bool is_readable(int pipe, int milliseconds) {
   return ::poll(&waiting, 1, milliseconds) > 0;
 }
 
-/// Whether a process has ended, which sets `status`.
+/// Returns whether a process has ended, and if so sets `status`.
 bool has_ended(pid_t process, int* status) {
   const pid_t ended = ::waitpid(process, status, WNOHANG);
   if (ended == process) return true;
@@ -68,7 +68,8 @@ bool follow(pid_t process, int pipe, Clock::time_point deadline, std::string* ou
       is_open = read_some(pipe, output);
     }
   }
-  // The last output. A pipe holds 64 KB, so processes that still write to it can not prolong this.
+  // Reads the last output. A pipe holds 64 KB, so processes that still write to it can not prolong
+  // this.
   for (std::size_t i = 0; is_open && i < kMostOutput / 4096 && is_readable(pipe, 0); ++i) {
     is_open = read_some(pipe, output);
   }
@@ -95,21 +96,22 @@ class Killer {
   pid_t process_;
 };
 
-/// Reads a text, which may be null. Throws std::bad_alloc, which a stream otherwise takes for the
-/// end of the text.
+/// A stream that reads a text, which may be null. It throws std::bad_alloc, which streams otherwise
+/// take for the end of the text.
 std::istringstream stream_of(const char* text) {
   std::istringstream stream(text != nullptr ? text : "");
   stream.exceptions(std::ios::badbit);
   return stream;
 }
 
-/// Starts `command` in a process group of its own, its output going to `output_end`. Returns errno.
+/// Starts `command` in a process group of its own, its output going to `output_end`. Returns 0 or
+/// an errno.
 int start(const std::vector<std::string>& command, const fs::path& folder, int output_end,
           pid_t* process) {
   std::vector<char*> argv;
   for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
-  // Messages in English, whose form is known.
+  // The compiler's messages must be in English, so that their form is known.
   std::vector<char*> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     if (std::string(*entry).rfind("LC_", 0) != 0) environment.push_back(*entry);
@@ -126,7 +128,7 @@ int start(const std::vector<std::string>& command, const fs::path& folder, int o
   posix_spawn_file_actions_adddup2(&actions, output_end, 1);
   posix_spawn_file_actions_adddup2(&actions, output_end, 2);
   posix_spawn_file_actions_addchdir_np(&actions, folder.c_str());
-  // Signals as a new program expects them, whatever this one has made of them.
+  // The compiler gets the default handling of signals, whatever this process has made of them.
   sigset_t none, defaults;
   sigemptyset(&none);
   sigemptyset(&defaults);

@@ -26,8 +26,8 @@ class TemporaryFolder {
 struct ProcessResult {
   enum class Outcome { kEnded, kNotStarted, kTimeout };
   Outcome outcome = Outcome::kNotStarted;
-  bool succeeded = false;  // ended with status 0; if the status is lost (SIGCHLD ignored), ended
-  int error = 0;           // why it was not started, as errno
+  bool succeeded = false;  // it ended with status 0, or its status is lost (SIGCHLD ignored)
+  int error = 0;           // the errno, if it was not started
   std::string output;      // of stdout and stderr, the first 64 KB
 };
 
@@ -43,7 +43,7 @@ std::string find_program(const std::string& name);
 /// The words of an environment variable, as options of a compiler.
 std::vector<std::string> words_of(const char* environment);
 
-/// The longest that a compilation may take: FLASHPLAN_COMPILE_SECONDS, 60.
+/// The seconds that a compilation may take: FLASHPLAN_COMPILE_SECONDS, or else 60.
 double compile_seconds();
 
 }  // namespace flashplan

@@ -22,8 +22,8 @@ constexpr std::string_view kInputs[] = {"x",   "request", "token",   "head",   "
 constexpr std::string_view kFunctions[] = {"exp",   "exp2", "log", "log2", "tanh",    "sqrt",
                                            "rsqrt", "pow",  "sin", "cos",  "erf",     "floor",
                                            "ceil",  "abs",  "min", "max",  "infinity"};
-// What run() takes in Python besides kRunTensors. A variant's tensors and scalars are keyword
-// arguments of run(), too, so they have other names.
+// Arguments of run() in Python besides kRunTensors. A variant's tensors and scalars are keyword
+// arguments of run(), too, so they must have other names.
 constexpr std::string_view kRunArguments[] = {"self", "attn", "return_lse", "stream", "pdl"};
 constexpr std::string_view kKeywords[] = {"alignas",       "alignof",     "and",
                                           "and_eq",        "asm",         "auto",
@@ -62,7 +62,7 @@ bool contains(const std::string_view (&names)[kCount], std::string_view name) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
 }
 
-/// An identifier that no compiler and no other code of ours uses.
+/// Checks that a name is an identifier that C++ leaves to programs: no keyword, and not reserved.
 Status check_name(const char* argument, const char* name) {
   const std::string_view text = name != nullptr ? name : "";
   const auto is_word = [](char c) {
@@ -137,7 +137,8 @@ Status copy_scalars(const VariantDescription& d, Variant::Impl* variant) {
   return {};
 }
 
-/// A body without macros: these can keep a compiler busy for ever, and NVRTC can not be stopped.
+/// Copies a body. It must have no macros: these can keep a compiler busy for ever, and NVRTC before
+/// 12.9 can not be stopped.
 Status copy_body(const char* name, const char* body, std::optional<std::string>* to) {
   if (body == nullptr) return {};
   const std::string_view text = body;

@@ -32,7 +32,7 @@ constexpr std::string_view kSuffix = ".variant";
 constexpr std::string_view kLockSuffix = ".variant.lock";
 constexpr std::size_t kKeySize = 64;
 constexpr std::string_view kMagic = "flashplan cache 1";  // before the checksum, at the end
-// Larger than any compiled variant. Larger files are not read.
+// Larger files are not read. No compiled variant is so large.
 constexpr std::size_t kMostFileBytes = 256 << 20;
 constexpr std::size_t kTrailerSize = kMagic.size() + sizeof(Sha256::Digest);
 
@@ -43,7 +43,7 @@ const char* environment(const char* name) {
 
 fs::path cache_folder() {
   if (const char* own = environment("FLASHPLAN_CACHE_DIR"); *own != '\0') return own;
-  // The specification of these folders ignores relative paths.
+  // The XDG specification says that relative paths are ignored.
   if (const char* caches = environment("XDG_CACHE_HOME"); *caches == '/') {
     return fs::path(caches) / "flashplan";
   }
@@ -106,7 +106,7 @@ Descriptor open_folder(const fs::path& path, bool make) {
 
 enum class Kind { kForeign, kEntry, kTemporary };
 
-/// Only what this class has named is ever deleted.
+/// Only files that this class has named are ever deleted. All others are kForeign.
 Kind kind_of(std::string_view name) {
   const std::string_view key = name.substr(0, kKeySize);
   const std::string_view suffix = name.substr(key.size());
@@ -118,12 +118,13 @@ Kind kind_of(std::string_view name) {
 }
 
 struct CachedFile {
-  int64_t used;  // nanoseconds
+  int64_t used;  // when it was last used, in nanoseconds
   uintmax_t size;
   std::string name;
 };
 
-/// Deletes those used longest ago, and what a process that ended early has left behind.
+/// Deletes the files used longest ago until the others fit into most_bytes(), and what a process
+/// that ended early has left behind.
 void evict(int folder) {
   Descriptor again(::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   const auto close = [](DIR* list) { ::closedir(list); };
@@ -174,7 +175,9 @@ std::optional<std::string> DiskCache::load(const std::string& name) const {
   const std::size_t size = content->size() - kTrailerSize;
   if (content->compare(size, kTrailerSize, checksum({content->data(), size})) != 0) return {};
   content->resize(size);
-  ::futimens(file.number(), nullptr);  // a folder that can not be written serves all the same
+  ::futimens(
+      file.number(),
+      nullptr);  // marks it as used now; in a folder that can not be written it is still valid
   return content;
 }
 

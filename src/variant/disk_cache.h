@@ -16,8 +16,8 @@ namespace flashplan {
 
 class DiskCache {
  public:
-  /// FLASHPLAN_CACHE_DIR, else flashplan in XDG_CACHE_HOME or ~/.cache. The environment is read
-  /// now.
+  /// Uses the folder FLASHPLAN_CACHE_DIR, else flashplan in XDG_CACHE_HOME or ~/.cache. Reads the
+  /// environment now.
   DiskCache();
 
   /// The content of a file, if it exists and is undamaged. Marks the file as used now. The name is

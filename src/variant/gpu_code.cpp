@@ -18,7 +18,7 @@
 namespace flashplan {
 namespace {
 
-/// What the kernel is told of the plan, so that it has no code for other plans.
+/// The source of a struct with the plan's options, so that the kernel has no code for other plans.
 std::string plan_source(const GpuKernelTraits& traits) {
   const auto flag = [](const char* name, bool value) {
     return std::string("  static constexpr bool ") + name + (value ? " = true;\n" : " = false;\n");
@@ -62,11 +62,12 @@ std::vector<std::string> compiler_options(const Variant::Impl& variant,
       architecture,
       "--std=c++20",
       "--device-as-default-execution-space",  // constexpr functions of public headers
-      "--prec-div=false",                     // of bodies: the kernel has instructions for both
+      "--prec-div=false",  // in bodies; the kernel names its instructions for both
       "--prec-sqrt=false",
-      "--diag-error=940"};  // a body without a value
-  // For subnormal numbers each exponential and each quotient has more instructions around it.
-  // Comparisons have fewer with them, and are all that most masks have.
+      "--diag-error=940"};  // a body that does not return a value
+  // Flushing subnormal numbers to zero saves instructions in each exponential and each quotient. In
+  // comparisons it costs some, and most masks are comparisons, so without `logits` nothing is
+  // flushed.
   if (variant.logits) options.emplace_back("--ftz=true");
   const std::vector<std::string> own = words_of("FLASHPLAN_NVRTC_FLAGS");
   options.insert(options.end(), own.begin(), own.end());
@@ -85,7 +86,8 @@ std::string first_error(const std::string& log) {
   return "no message";
 }
 
-/// A file of the cache: the name of the kernel, a line of its own, then the cubin.
+/// Loads a file of the cache: the name of the kernel, a line of its own, then the cubin. Code equal
+/// to `refused` is not taken.
 bool load_cached(const DiskCache& cache, const std::string& key, const GpuCode* refused,
                  GpuCode* code) {
   const std::optional<std::string> content = cache.load(key);
@@ -125,7 +127,7 @@ Status make_gpu_code(const Variant::Impl& variant, const GpuKernelTraits& traits
   NvrtcResult result;
   const Status status = compile_with_nvrtc(program_source(variant, traits), kernel_name(traits),
                                            compiler_options(variant, traits), &result);
-  if (!result.log.empty()) {  // another kernel of this variant may have said something
+  if (!result.log.empty()) {  // an empty log must not replace that of another kernel
     const std::scoped_lock log_lock(variant.log_mutex);
     variant.log = result.log;
   }

@@ -41,7 +41,7 @@ struct GpuKernelTraits {
 
 struct GpuCode {
   std::string cubin;
-  std::string kernel;  // its name there
+  std::string kernel;  // the kernel's name in the cubin
   bool was_cached = false;
 };
 
@@ -50,8 +50,8 @@ struct GpuCode {
 Status gpu_code_key(const Variant::Impl& variant, const GpuKernelTraits& traits, std::string* key);
 
 /// Gets the code from the cache on disk, or compiles it. `key` is that of gpu_code_key(). `refused`
-/// is code from the cache that the driver could not load: it is compiled again, and replaced in the
-/// cache. Null at the first attempt. Errors are those of compile_with_nvrtc();
+/// is code from the cache that the driver could not load, or null at the first attempt: such code
+/// is compiled again, and replaced in the cache. Errors are those of compile_with_nvrtc();
 /// Variant::compile_log() then has the log.
 Status make_gpu_code(const Variant::Impl& variant, const GpuKernelTraits& traits,
                      const std::string& key, GpuCode* code, const GpuCode* refused = nullptr);

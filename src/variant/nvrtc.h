@@ -26,10 +26,11 @@ Status load_nvrtc(const char* argument = "variant") noexcept;
 /// The version of the loaded library, such as "13.0"; empty if none is loaded.
 std::string nvrtc_version();
 
-/// Compiles `source`, which may include the library's own headers, for an architecture ("sm_90a").
-/// `kernel`: a template-id of a kernel.
+/// Compiles `source`, which may include the library's own headers, with the options of a compiler,
+/// such as the architecture. `kernel`: a template-id of a kernel.
 ///   kInvalidArgument  it does not compile, or not within compile_seconds(); the log has the
-///   reasons kUnsupported      there is no NVRTC
+///                     reasons
+///   kUnsupported      there is no NVRTC
 Status compile_with_nvrtc(const std::string& source, const std::string& kernel,
                           const std::vector<std::string>& options, NvrtcResult* result);
 

@@ -15,7 +15,8 @@ constexpr const char* kOfElements = "float x, int request, int token, int head, 
 constexpr const char* kOfKeys =
     "int request, int query, int key, int qo_head, int kv_head, int qo_len, int kv_len";
 
-/// A function of the body's text. Errors of the compiler are at its own lines and columns.
+/// Appends a function with the body's text. The compiler reports errors at the body's own lines and
+/// columns.
 void append_body(std::string& text, const Variant::Impl& variant, const char* name,
                  const std::string& result, const std::string& parameters,
                  const std::string& body) {
@@ -54,13 +55,13 @@ void append_element_hook(std::string& text, const char* flag, const std::string&
   text += "  }\n";
 }
 
-/// In any locale.
+/// A number as text, which does not depend on the locale.
 std::string number(float x) {
   char text[32] = {};
   return {std::begin(text), std::to_chars(std::begin(text), std::end(text), x).ptr};
 }
 
-/// What a kernel reads of a rotation. Turns are numbers of 2^-64 of a turn.
+/// Appends what a kernel reads of a rotation. `turns` are in 2^-64 of a turn.
 void append_rope(std::string& text, const RopeTurns& rope) {
   text += "  static constexpr bool kRotates = true;\n";
   text += "  static constexpr int kRotaryDim = " + std::to_string(rope.rotary_dim) + ";\n";
@@ -94,7 +95,8 @@ constexpr const char* kAtLogit =
 }  // namespace
 
 std::string variant_source(const Variant::Impl& v, bool softcap, const RopeTurns* rope) {
-  // Without a softmax weights are the scaled logits, so these are needed also where no body is.
+  // Without a softmax the weights are the scaled logits, so these are needed even if there is no
+  // body.
   const bool own_logits = v.logits || !v.softmax;
   const char* base = own_logits ? "OwnLogits" : softcap ? "Softcap" : "Standard";
   std::string text;
@@ -152,7 +154,7 @@ const char* dtype_constant(DType dtype) {
   return "DType::unknown";  // which does not compile
 }
 
-// Keywords alone: a tensor may be called int32_t.
+// Returns keywords of C++ only, because a tensor may be called int32_t.
 const char* element_type(DType dtype) {
   switch (dtype) {
     case DType::kFloat32: return "float";

@@ -9,16 +9,17 @@
 
 namespace flashplan {
 
-/// The source of `struct UserVariant`. It is compiled where Standard, Softcap and OwnLogits of an
-/// engine and the functions of abi/variant_math.h are declared. `softcap` is that of the plan, and
-/// `rope` too, where the engine has the rotation compiled in (GPU); else null.
+/// The source of `struct UserVariant`. It is compiled where an engine's Standard, Softcap and
+/// OwnLogits and the functions of abi/variant_math.h are declared. `softcap`: whether the plan has
+/// one. `rope`: the plan's rotation, if the engine has rotations compiled in (GPU); else null.
 std::string variant_source(const Variant::Impl& variant, bool softcap,
                            const RopeTurns* rope = nullptr);
 
-/// "DType::kFloat16".
+/// The C++ constant of a dtype, such as "DType::kFloat16".
 const char* dtype_constant(DType dtype);
 
-/// The type in C++ of an element of a variant's tensor; null for dtypes that these can not have.
+/// The C++ type of an element of a variant's tensor; null for dtypes that such tensors can not
+/// have.
 const char* element_type(DType dtype);
 
 }  // namespace flashplan

@@ -31,7 +31,7 @@ struct Variant::Impl {
   bool changes_keys_or_values() const { return key || value; }
 
   mutable std::mutex log_mutex;
-  mutable std::string log;  // Variant::compile_log()
+  mutable std::string log;  // what Variant::compile_log() returns
 };
 
 }  // namespace flashplan
