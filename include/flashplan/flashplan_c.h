@@ -160,7 +160,7 @@ FLASHPLAN_API void flashplan_variant_destroy(flashplan_variant* variant) FLASHPL
 FLASHPLAN_API size_t flashplan_variant_compile_log(const flashplan_variant* variant, char* text,
                                                    size_t size) FLASHPLAN_NOEXCEPT;
 
-struct flashplan_rope;  // of flashplan_c_ops.h
+struct flashplan_rope;  // defined in flashplan_c_ops.h
 
 // AttentionOptions of plan.h, which gives the defaults. Heads and head dims have none.
 typedef struct flashplan_options {

@@ -214,7 +214,7 @@ struct DeviceData {
   TensorView page_indices;
   TensorView kv_lens;       // real lengths, as in AttentionTensors
   TensorView slot_mapping;  // [any] int64, as in AppendTensors
-  int64_t num_pages = 0;    // of the cache; >= 0, not used for ragged k and v
+  int64_t num_pages = 0;    // pages of the cache, >= 0; not used for ragged k and v
 };
 
 /// A schedule and what is needed to run it. Use from one thread at a time; different Plans are
@@ -296,7 +296,8 @@ class FLASHPLAN_API Plan {
   /// Bytes of workspace that run() needs. They depend on the options alone, not on the batch.
   std::size_t workspace_bytes() const noexcept;
 
-  const AttentionOptions& options() const noexcept;  // with every default filled in
+  /// The options that create() was given, with every default filled in.
+  const AttentionOptions& options() const noexcept;
   /// The kernel that run() executes after the last plan(), such as "sm90_bf16_d128"; of two, the
   /// one for requests of many query rows. Valid as long as the Plan.
   const char* kernel_name() const noexcept;

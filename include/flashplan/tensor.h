@@ -98,9 +98,9 @@ inline TensorView contiguous(void* data, DType dtype, Device device,
   while (d > 0) {
     --d;
     view.stride[d] = stride;
-    stride = static_cast<int64_t>(
-        static_cast<uint64_t>(stride) *
-        static_cast<uint64_t>(view.shape[d]));  // unsigned, because it may overflow
+    // The product is unsigned, because it may overflow.
+    stride =
+        static_cast<int64_t>(static_cast<uint64_t>(stride) * static_cast<uint64_t>(view.shape[d]));
   }
   return view;
 }

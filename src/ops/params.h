@@ -23,9 +23,9 @@ struct NormParams {
   const void* weight = nullptr;          // [row_size], or null: nothing is multiplied
   const void* bias = nullptr;            // [row_size], or null
   const float* scales = nullptr;         // [1], which `scale` is multiplied by, or null
-  DType dtype = DType::kFloat32;         // of rows
-  DType weight_dtype = DType::kFloat32;  // of weight and bias: that of rows, or float32
-  DType out_dtype = DType::kFloat32;     // that of rows, or an 8-bit float
+  DType dtype = DType::kFloat32;         // dtype of rows
+  DType weight_dtype = DType::kFloat32;  // dtype of weight and bias: that of rows, or float32
+  DType out_dtype = DType::kFloat32;     // dtype of rows, or an 8-bit float
   int32_t num_rows = 0;
   int32_t row_size = 0;
   float eps = 0.0F;
@@ -262,8 +262,8 @@ constexpr int32_t kMaxTopLogprobs = 256;
 struct FilterParams : SampleParams {
   char* out = nullptr;     // [num_rows, vocab], or null
   int64_t out_stride = 0;  // bytes
-  bool is_mask =
-      false;  // writes logits, or -inf where they are dropped; false: writes probabilities
+  // true: writes logits, or -inf where they are dropped; false: writes probabilities.
+  bool is_mask = false;
   int32_t num_top = 0;
   int32_t* top_ids = nullptr;      // [num_rows, num_top]
   float* top_logprobs = nullptr;   // [num_rows, num_top]

@@ -262,8 +262,8 @@ FLASHPLAN_HOST_DEVICE uint64_t random_bits(int64_t seed, int64_t offset, uint32_
 /// The values of `use`: what the random numbers of one draw are for.
 constexpr uint32_t kUseSample = 0;
 constexpr uint32_t kUseVerify = 1;
-constexpr uint32_t kUseDraft =
-    2;  // for the first draft; the numbers after it are for the next drafts
+// kUseDraft + i is for draft i.
+constexpr uint32_t kUseDraft = 2;
 constexpr uint32_t kUseTry = 1U << 30;  // see use_of_try()
 
 // --- Draws without filters ---

@@ -175,9 +175,8 @@ std::optional<std::string> DiskCache::load(const std::string& name) const {
   const std::size_t size = content->size() - kTrailerSize;
   if (content->compare(size, kTrailerSize, checksum({content->data(), size})) != 0) return {};
   content->resize(size);
-  ::futimens(
-      file.number(),
-      nullptr);  // marks it as used now; in a folder that can not be written it is still valid
+  // Marks the file as used now. Where it can not be written, it is valid all the same.
+  ::futimens(file.number(), nullptr);
   return content;
 }
 

@@ -35,8 +35,8 @@ struct GpuKernelTraits {
   bool softcap = false;
   bool custom_mask = false;
   bool batch_invariant = false;
-  bool few_rows_alone = false;      // of sm80: see FewRowsAlone
-  const RopeTurns* rope = nullptr;  // of queries and keys; null: none
+  bool few_rows_alone = false;      // for sm80: see FewRowsAlone
+  const RopeTurns* rope = nullptr;  // rotation of queries and keys; null: none
 };
 
 struct GpuCode {

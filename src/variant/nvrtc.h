@@ -16,7 +16,7 @@ void set_nvrtc_path(const std::string& path) noexcept;
 
 struct NvrtcResult {
   std::string cubin;
-  std::string name;  // of the kernel in the cubin
+  std::string name;  // name of the kernel in the cubin
   std::string log;
 };
 

@@ -10,7 +10,7 @@ namespace flashplan::device {
 struct KeyParts {
   const unsigned char* own;
   const unsigned char* tail;
-  int num_own;   // dims
+  int num_own;   // dims of the first part
   int num_dims;  // of both parts
 
   /// `row`: the key's row in both tensors. `own`: the address of that row of k.

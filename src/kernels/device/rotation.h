@@ -101,8 +101,8 @@ struct RowRotation {
   template <typename Position>
   static FLASHPLAN_DEVICE void rotate_chunks(uint32_t tile, int first_row, int num_rows, int thread,
                                              Position position) {
-    constexpr int kItems = kInterleaved ? Variant::kRotaryDim / 8
-                                        : kPairs / 8;  // chunks, or pairs of chunks, of a row
+    // A row has kItems chunks, or pairs of chunks, to rotate.
+    constexpr int kItems = kInterleaved ? Variant::kRotaryDim / 8 : kPairs / 8;
     constexpr int kPairsOfItem = kInterleaved ? 4 : 8;
     constexpr int kRowStep = kThreads / kItems;
     const int item = thread % kItems;
@@ -134,7 +134,7 @@ struct RowRotation {
   static FLASHPLAN_DEVICE void rotate_elements(uint32_t tile, int first_row, int num_rows,
                                                int thread, Position position, Hook hook) {
     constexpr int kOthers = kHasHook ? kHeadDim - Variant::kRotaryDim : 0;
-    constexpr int kItems = kPairs + kOthers;  // of a row: pairs, then single elements
+    constexpr int kItems = kPairs + kOthers;  // items of a row: pairs, then single elements
 #pragma unroll 1
     for (int i = thread; i < num_rows * kItems; i += kThreads) {
       const int row = first_row + i / kItems;

@@ -10,8 +10,8 @@ namespace flashplan::device {
 /// The rows of a work tile and their keys.
 struct RowBlock {
   PackedRows rows;
-  int32_t kv_row;    // of the segment
-  int32_t position;  // of query 0 of the segment
+  int32_t kv_row;    // the segment's row of the page table, or its first row of ragged k and v
+  int32_t position;  // of the segment's query 0 among the keys
   KeySpan keys;      // the first ones may be hidden from all rows: keys.begin is rounded down
 
   /// The last key of the request. Only hooks of variants call this, because it reads global memory.

@@ -13,20 +13,20 @@ namespace flashplan::device {
 /// elements and must return finite values there.
 struct Standard {
   static constexpr bool kUseSoftmax = true;         // false: weights are the logits themselves
-  static constexpr bool kTransformsQuery = false;   // query(): each element of q as it is read
-  static constexpr bool kTransformsKey = false;     // key(), before k_scale
-  static constexpr bool kTransformsValue = false;   // value(), before v_scale
-  static constexpr bool kTransformsLogits = false;  // logit(), before masks
-  static constexpr bool kMasksLogits = false;       // visible(), besides causal and window
+  static constexpr bool kTransformsQuery = false;   // has query(), for each element of q
+  static constexpr bool kTransformsKey = false;     // has key(); k_scale is applied after it
+  static constexpr bool kTransformsValue = false;   // has value(); v_scale is applied after it
+  static constexpr bool kTransformsLogits = false;  // has logit(); masks are applied after it
+  static constexpr bool kMasksLogits = false;       // has visible(), which hides further keys
   static constexpr bool kReadsPositions = false;    // logit() or visible() reads its position
-  static constexpr bool kTransformsOutput = false;  // output(): each element, normalised
+  static constexpr bool kTransformsOutput = false;  // has output(), for each element of o
   // Kernels that are compiled at run time leave out what their plans do not need, and keep short
   // what is rare. They share no prefixes, and know their plan: kOutput is the dtype of o.
   static constexpr bool kIsBuiltIn = true;
   static constexpr bool kHasMaskBits = true;  // false: the plan has no custom_mask
   static constexpr bool kHasChunks = true;    // false: the plan is not batch-invariant
-  static constexpr bool kRotates =
-      false;  // rotates queries and keys, after their hooks; see rotation.h
+  // Whether queries and keys are rotated, after their hooks; see rotation.h.
+  static constexpr bool kRotates = false;
 
   explicit FLASHPLAN_DEVICE Standard(const AttentionParams& params)
       : exp2_scale(params.variant.logits_scale * kLog2e) {}

@@ -6,8 +6,8 @@
 struct Place {
   int64_t page = -1;  // < 0: nowhere
   int32_t row_in_page = 0;
-  int32_t position =
-      -1;  // position among the keys of its request; < 0: it has none, or none is known
+  // The token's position among the keys of its request; < 0: it has none, or none is known.
+  int32_t position = -1;
 };
 
 /// Finds the places of tokens, in increasing order from `first` on. The caller has checked them,

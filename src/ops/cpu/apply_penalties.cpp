@@ -29,8 +29,8 @@ void penalise_row(const PenaltyParams& p, int32_t row, int32_t* counts) {
   }
   for (int32_t i = 0; i < len; ++i) {
     const int64_t id = p.token(row, i);
-    if (!is_token(id) || counts[id] == 0)
-      continue;  // it occurred before, and its logit is changed already
+    // A count of 0 means that the id came before, and that its logit is changed already.
+    if (!is_token(id) || counts[id] == 0) continue;
     logits[id] = Format::store(
         sampling::penalised(Format::load(logits[id]), static_cast<float>(counts[id]), penalties));
     counts[id] = 0;

@@ -38,8 +38,8 @@ struct VerifyResult {
   int32_t num_accepted = 0;
   int32_t token = -1;  // the token after the accepted drafts
   SampleError error = SampleError::kNone;
-  int32_t bad_row =
-      0;  // the row with the error, of draft_probs if is_of_draft, else of target_probs
+  // The row with the error, of draft_probs if is_of_draft, else of target_probs.
+  int32_t bad_row = 0;
   bool is_of_draft = false;
 };
 

@@ -11,8 +11,9 @@ namespace flashplan::cpu::FLASHPLAN_ISA {
 namespace {
 
 constexpr int32_t kBlock = 1024;  // elements that are converted and weighed at a time
-constexpr int32_t kDigits =
-    2048;  // values of a digit in the radix search for a threshold, which has three digits
+// The radix search for a threshold finds its key digit by digit: three digits of up to kDigits
+// values.
+constexpr int32_t kDigits = 2048;
 constexpr float kInfinity = __builtin_inff();
 using Float32 = Format<DType::kFloat32>;
 
@@ -165,7 +166,7 @@ template <bool kByWeight, typename RowType>
 }
 
 struct Mass {
-  uint64_t above = 0;  // of values above the cut's key
+  uint64_t above = 0;  // mass of values above the cut's key
   uint64_t num_ties = 0;
 };
 

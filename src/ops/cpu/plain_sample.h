@@ -4,7 +4,7 @@
 
 struct WeighedBlock {
   int32_t count;
-  uint64_t sum;   // of the weights
+  uint64_t sum;   // sum of the weights
   uint64_t mass;  // weight of the block in the row
   alignas(64) float values[sampling::kBlock];
   alignas(64) uint32_t weights[sampling::kBlock];
@@ -53,7 +53,7 @@ int32_t find_place(const Amount* amounts, int32_t count, uint64_t* target) {
 
 /// The masses of a row's blocks, added up over groups of neighbouring blocks.
 struct BlockMasses {
-  static constexpr int32_t kMostGroups = 4096;  // at most
+  static constexpr int32_t kMostGroups = 4096;
   int32_t blocks_of_group;
   uint64_t groups[kMostGroups] = {};
   uint64_t total = 0;

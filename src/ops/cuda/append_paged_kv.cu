@@ -15,18 +15,18 @@ namespace flashplan::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMaxTokens =
-    8;  // tokens of a thread, whose words are all loaded before one is stored
+// A thread loads the words of this many tokens at most before it stores one.
+constexpr int kMaxTokens = 8;
 constexpr int kMaxLanes = 32;  // tokens that the threads of a CTA move side by side
-constexpr int64_t kManyCtas =
-    1024;  // about 8 for each SM of a large GPU; with more, each thread moves several tokens
+// Instead of more CTAs, about 8 for each SM of a large GPU, each thread moves several tokens.
+constexpr int64_t kManyCtas = 1024;
 constexpr int kMaxTile = kMaxTokens * kMaxLanes;
 
 struct KernelParams {
   AppendParams append;
   int32_t columns_per_head[2];
-  int32_t first_columns;      // of sides[0]
-  int32_t num_columns;        // of all sides
+  int32_t first_columns;      // columns of sides[0]
+  int32_t num_columns;        // columns of both sides
   int32_t width;              // threads on the columns of one token
   int32_t lanes;              // tokens that a CTA moves side by side
   int32_t tokens_per_thread;  // tokens that a thread moves one after the other

@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();
     auto* logits = reinterpret_cast<Storage*>(p.logits + row * p.row_stride) + first;
-    for (int i = thread; i < size;
-         i += kThreads) {  // each thread reads the counters that it sets to 0
+    // Each thread reads the counters that it sets to 0.
+    for (int i = thread; i < size; i += kThreads) {
       const int count = counts[i];
       if (count == 0) continue;
       logits[i] = Format<kDType>::store(sampling::penalised(Format<kDType>::load(logits[i]),
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads)
 
 Status apply_penalties(const PenaltyParams& p, Device device, Stream stream) noexcept {
   return with_float(p.dtype, [&](auto dtype) {
-    constexpr int kMostParts = 65535;  // of a grid along y; a CTA may have several
+    constexpr int kMostParts = 65535;  // CTAs of a grid along y; a CTA may have several parts
     const int parts = std::min(p.vocab / kPart + (p.vocab % kPart != 0 ? 1 : 0), kMostParts);
     const Grid grid{.ctas = dim3(static_cast<unsigned>(p.num_rows), static_cast<unsigned>(parts)),
                     .threads = dim3(kThreads)};

@@ -11,7 +11,7 @@ namespace flashplan::cuda {
 
 struct Grid {
   dim3 ctas;
-  dim3 threads;  // of a CTA
+  dim3 threads;  // threads of a CTA
   // CTAs along x that share their memory; divides ctas.x. 0: the kernel is launched without the
   // attribute of clusters. Kernels that use st.async need the attribute even for clusters of 1:
   // without it, a message of a CTA to itself fails with an illegal instruction.

@@ -84,8 +84,8 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
 
   if (is_active) {
     WordType words[kGroup];
-    load_group(row, first_column, 0,
-               words);  // these loads are under way together with those of lse
+    // These loads are under way together with those of lse.
+    load_group(row, first_column, 0, words);
 #pragma unroll kGroup
     for (int i = 0; i < p.num_states; ++i) largest = fmaxf(largest, row.lse(i));
 #pragma unroll kGroup

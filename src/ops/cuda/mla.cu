@@ -18,7 +18,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kQuad = 4;  // dims that a thread takes at once
 constexpr int kDimsOfScale = 128;
 static_assert(kDimsOfScale == 32 * kQuad);            // a warp has the dims of a scale
-static_assert(kDsMlaScaledDims == kThreads * kQuad);  // and a CTA all dims that have scales
+static_assert(kDsMlaScaledDims == kThreads * kQuad);  // a CTA has all dims that have scales
 
 /// Up to four consecutive elements as float32. Without words, single elements are loaded, and those
 /// behind the end are 0.

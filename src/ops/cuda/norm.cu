@@ -99,8 +99,8 @@ struct NormRow {
 };
 
 enum class Weights {
-  kLikeRows,  // of the dtype of rows
-  kFloat32,   // beside rows of 16 bits
+  kLikeRows,  // weights have the dtype of rows
+  kFloat32,   // weights are float32, and rows have 16 bits
   kNone,
 };
 

@@ -51,8 +51,8 @@ class Epilogue {
 
  private:
   static constexpr int kQuads = T::kHeadDimVo / 4;
-  static constexpr int kParts =
-      S::kDimsVo / S::kOutputDims;  // passes in which a row goes through shared memory
+  // A row goes through shared memory in kParts passes.
+  static constexpr int kParts = S::kDimsVo / S::kOutputDims;
 
   /// The first of this lane's dims, counted from the first dim of the warp.
   FLASHPLAN_DEVICE int lane_dim() const { return ValueLayout<T::kKv>::first_dim(at_.lane); }

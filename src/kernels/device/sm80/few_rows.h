@@ -47,8 +47,8 @@ class FewRows {
 #pragma unroll 1
     for (;;) {
       const bool is_full = num_copied == S::kStages - 1;
-      const uint32_t next =
-          stage == S::kStages - 1 ? 0 : stage + 1;  // the stage that is read next, if is_full
+      // The stage that is read next, if is_full.
+      const uint32_t next = stage == S::kStages - 1 ? 0 : stage + 1;
       const uint32_t from = pipeline.stage_address(next);
       typename State::Fragments keys = {};
       if (is_full) {

@@ -135,8 +135,8 @@ class FewRowsPipeline {
   template <bool kAligned>
   static FLASHPLAN_DEVICE void copy_rows(const unsigned char* own_row, int64_t head_stride,
                                          int first_lane, uint32_t to, int lane) {
-    constexpr int kLanes =
-        kHeads * Tile::kChunks;  // lanes that copy the rows of one key, of kHeads heads
+    // This many lanes copy the rows of one key, those of kHeads heads.
+    constexpr int kLanes = kHeads * Tile::kChunks;
     static_assert(kLanes <= 32);
     constexpr int kKeysAtOnce = kLanes > 16 ? 1 : kLanes > 8 ? 2 : kLanes > 4 ? 4 : 8;
     constexpr bool kWholeLines = kHeads * Tile::kRowBytes % 128 == 0;
@@ -166,8 +166,8 @@ class FewRowsPipeline {
   const TileContext& context_;
   const int warp_;
   const int lane_;
-  const uint32_t stages_;   // of this warp
-  const uint32_t own_ids_;  // where this lane's page id of stage 0 is
+  const uint32_t stages_;   // address of this warp's stages
+  const uint32_t own_ids_;  // address of this lane's page id of stage 0
   const int32_t* const ids_;
   const int32_t heads_end_;
   Step asked_;   // the next step whose page ids are requested

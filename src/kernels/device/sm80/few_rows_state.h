@@ -405,7 +405,7 @@ class FewRowsState {
   float k_scales_[kHeads];
   // The softmax of this lane's two rows: the weight of a logit is exp2(scale * logit - shift).
   float shift_[kHeads][2];
-  float sum_[kHeads][2];  // of the weights of this lane's keys
+  float sum_[kHeads][2];  // sum of the weights of this lane's keys
   float o_[kHeads][kDimTiles][4];
 };
 

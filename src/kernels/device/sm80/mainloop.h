@@ -84,7 +84,7 @@ class Mainloop {
       // fetched late. In a kernel that is compiled at run time with two bodies, both bodies call
       // the same function instead, which compiles faster.
       if constexpr (T::Variant::kIsBuiltIn || T::kFewRowsAlone) {
-        constexpr bool kFewRows = S::kRows <= 16;  // but maybe many states
+        constexpr bool kFewRows = S::kRows <= 16;  // few rows may have many states
         arrive_and_merge<T, kFewRows ? 1 : 4, kFewRows ? 16 : 2, !kFewRows>(p_, context_, thread_);
       } else {
         arrive_and_merge_any<T>(p_, context_, thread_);
@@ -93,8 +93,8 @@ class Mainloop {
   }
 
  private:
-  static constexpr int kMmaRowBytes =
-      16 * T::kHeadDimQk * S::kQueryBytes;  // bytes of 16 query rows
+  // The bytes of 16 query rows.
+  static constexpr int kMmaRowBytes = 16 * T::kHeadDimQk * S::kQueryBytes;
   using Pipeline = KeyPipeline<T, S>;
   // With 8-bit keys the dims of queries are permuted in shared memory, if fragments are read from
   // there in every step.

@@ -15,8 +15,9 @@ class RowFinder {
   using Copy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimQk, T::kTileKv, T::kThreads>;
   using ValueCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimVo, T::kTileKv, T::kThreads>;
   static constexpr int kLanes = Copy::kLanesPerRow;
-  static constexpr int kRowAddresses = 2 * Copy::kRowsPerThread;  // for each group of lanes
-  static constexpr int kAddresses = (kRowAddresses + kLanes - 1) / kLanes;  // for each lane
+  // A group of lanes finds kRowAddresses addresses, and each lane at most kAddresses of them.
+  static constexpr int kRowAddresses = 2 * Copy::kRowsPerThread;
+  static constexpr int kAddresses = (kRowAddresses + kLanes - 1) / kLanes;
 
  public:
   using Cursor = KvCursor<T::kKv, T::kTileKv, T::kThreads>;

@@ -69,9 +69,8 @@ class RowPeers {
   }
 
  private:
-  FLASHPLAN_DEVICE int barrier() const {
-    return 1 + at_.warp_q;
-  }  // named barrier 0 is that of __syncthreads()
+  // The named barrier of the warps that share rows. Number 0 is that of __syncthreads().
+  FLASHPLAN_DEVICE int barrier() const { return 1 + at_.warp_q; }
   FLASHPLAN_DEVICE uint32_t fragment_address(int step, int m) const {
     return memory_ + ((step * S::kMmaM + m) * 32 + at_.lane) * 16;
   }
@@ -110,7 +109,7 @@ class RowPeers {
   }
 
   const WarpPlace<S> at_;
-  const uint32_t memory_;  // of the warps that share these rows
+  const uint32_t memory_;  // address of the memory of the warps that share these rows
 };
 
 }  // namespace flashplan::device

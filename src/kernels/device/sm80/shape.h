@@ -48,7 +48,7 @@ struct Tiling : Choices {
   static constexpr int kManyRows = kIsSmall || kIsWidest ? 16 : 32;
   static constexpr int kManyWarpsVo = kIsWide && !kIsSmall ? 2 : 1;
   // Of shared memory the system takes 1 KB per CTA.
-  static constexpr int kStaticSmemBytes = 512;  // of the kernel's __shared__ variables, at most
+  static constexpr int kStaticSmemBytes = 512;  // the kernel's __shared__ variables, at most
   static constexpr int kSmemBudget = (kSmemPerSm / kCtasPerSm - 1) * 1024 - kStaticSmemBytes;
 
   // The row addresses and page ids of a tile of keys.
@@ -62,7 +62,8 @@ struct Tiling : Choices {
         (Choices::kHeadDimQk + Choices::kHeadDimVo) * Element<Choices::kKv>::kBytes +
         kTableBytesPerKey + kIdBytesPerKey;
     constexpr int kQBytes = kMostRows * Choices::kHeadDimQk * Element<Choices::kQ>::kBytes;
-    constexpr int kOtherBytes = 1024 + (kManyWarpsVo > 1 ? 16 * 1024 : 0);  // at most
+    // What else is in shared memory takes at most kOtherBytes.
+    constexpr int kOtherBytes = 1024 + (kManyWarpsVo > 1 ? 16 * 1024 : 0);
     int keys = kIsNarrow || Choices::kHeadDimQk <= 64 ? 128 : 64;
     while (kOtherBytes + kQBytes + 2 * keys * kBytesPerKey > kSmemBudget) keys /= 2;
     return keys;
@@ -89,7 +90,7 @@ struct Shape {
                                   : kOtherWarps < kMostWarpsKv ? kOtherWarps
                                                                : kMostWarpsKv;
   static constexpr int kRows = kWarpsQ * kMmaM * 16;
-  static constexpr int kDimsVo = T::kHeadDimVo / kWarpsVo;  // of a warp's accumulators
+  static constexpr int kDimsVo = T::kHeadDimVo / kWarpsVo;  // dims of a warp's accumulators
   static constexpr int kKeysPerWarp = T::kTileKv / kWarpsKv;
   // Keys whose logits are in registers at a time; queries are read once for them. With 8-bit keys
   // there are fewer, because fragments take more registers while they are widened, unless two warps
@@ -97,8 +98,8 @@ struct Shape {
   static constexpr bool kLeavesRegisters = !T::kIsNarrow || kWarpsVo > 1 || T::kHeadDimVo < 128;
   static constexpr int kMostAtOnce = kLeavesRegisters ? 64 : 32;
   static constexpr int kKeysAtOnce = kKeysPerWarp < kMostAtOnce ? kKeysPerWarp : kMostAtOnce;
-  static constexpr int kLogitKeys =
-      kKeysAtOnce / kWarpsVo;  // keys of kKeysAtOnce whose logits a warp computes
+  // Of kKeysAtOnce keys, a warp computes the logits of this many.
+  static constexpr int kLogitKeys = kKeysAtOnce / kWarpsVo;
   static_assert(kLogitKeys % 16 == 0);
   // Keys whose weights are computed at a time: fewer where accumulators and logits take most of the
   // registers.
@@ -236,10 +237,10 @@ struct FewRowsShape {
   static constexpr int kIdsBytes = 32 * 4;  // each lane's page id of a step
   /// What a warp stores for the others at the end of a head.
   struct State {
-    int stage;  // where it has left its o, in bytes from the begin of the memory
+    int stage;                      // byte offset in shared memory of the stage that has its o
     alignas(16) float2 softmax[8];  // {shift, sum} of each row
   };
-  static constexpr int kOutputPitch = (kDims + 31) / 32 * 32;  // of o in a stage, in floats
+  static constexpr int kOutputPitch = (kDims + 31) / 32 * 32;  // floats from row to row of o
   static_assert(8 * kOutputPitch * 4 <= kStageBytes);
   static constexpr int kStages =
       (T::kSmemBudget / kWarps - static_cast<int>(sizeof(State))) / (kStageBytes + kIdsBytes);

@@ -19,10 +19,11 @@ struct SharedTile {
     if constexpr (kChunks % 8 == 0) {
       return row & 7;
     } else if constexpr (kChunks % 4 == 0) {
-      return (row >> 1) & 3;  // rows of 64 or 192 bytes: every second one begins at the same bank
+      // Rows have an odd multiple of 64 bytes, so every second one begins at the same bank.
+      return (row >> 1) & 3;
     } else {
-      return (row >> 2) &
-             1;  // rows of an odd multiple of 32 bytes: every fourth one begins at the same bank
+      // Rows have an odd multiple of 32 bytes, so every fourth one begins at the same bank.
+      return (row >> 2) & 1;
     }
   }
   static FLASHPLAN_DEVICE uint32_t offset(int row, int chunk) {

@@ -13,7 +13,7 @@ namespace flashplan::device {
 template <int kMmaM>
 struct OnlineSoftmax {
   float shift[kMmaM][2];  // the largest of scale * logit, or a little less
-  float sum[kMmaM][2];    // of the weights in this lane's columns; of all columns after finish()
+  float sum[kMmaM][2];  // sum of the weights in this lane's columns; after finish() in all columns
 
   // The shift before the first key. It is finite, so that masked logits of -inf give no NaN.
   static constexpr float kNoShift = -3e38F;
@@ -34,7 +34,7 @@ struct OnlineSoftmax {
     // A shift that is 2^8 too small leaves weights that float32 sums and 16-bit products can hold.
     // Rescaling only when the maximum grows by more makes shuffles and passes over o rare.
     constexpr float kSlack = 8.0F;
-    float largest[kMmaM][2];  // of this lane's columns
+    float largest[kMmaM][2];  // largest logits in this lane's columns
     bool grows = false;
 #pragma unroll
     for (int m = 0; m < kMmaM; ++m) {

@@ -19,11 +19,11 @@ struct TileContext {
   int32_t first_seen;        // the first key that any row sees
   int32_t first_masked_key;  // the first key that the caller's mask of bits covers
   int32_t on_pages;          // kAllOnPages or kSomeOffPages
-  const int32_t* page_ids;   // of the segment; null: ragged
-  Merge merge;  // record of the first head's merge, if tile.merge >= 0; it is loaded together with
-                // keys
+  const int32_t* page_ids;   // page ids of the segment; null for ragged keys
+  // If tile.merge >= 0: the record of the first head's merge. It is loaded together with keys.
+  Merge merge;
   uint32_t is_last;  // a bit for each of up to 32 merges: this CTA was the last to arrive
-  MergePart part;    // of `merge`, which this CTA has to merge
+  MergePart part;    // the rows of `merge` that this CTA has to merge
   bool is_final;     // the queue ends with this tile
 
   FLASHPLAN_DEVICE int32_t heads_end() const { return tile.kv_head + tile.num_kv_heads; }

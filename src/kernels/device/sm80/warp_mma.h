@@ -205,8 +205,8 @@ FLASHPLAN_DEVICE void gemm_pv(float (&o)[kMmaM][kDimTiles][4], uint32_t v_tile, 
   using Tile = SharedTile<kHeadDim * kBytes>;
   constexpr int kPairs = kDimTiles * kBytes / 4;
   constexpr int kSteps = kKeys / 16;
-  static_assert(kDimTiles * 8 == kHeadDim ||
-                kDimTiles * 8 * kBytes % 128 == 0);  // first_dim does not change the permutation
+  // Adding first_dim to an address must not change the permutation of chunks.
+  static_assert(kDimTiles * 8 == kHeadDim || kDimTiles * 8 * kBytes % 128 == 0);
   const uint32_t address =
       v_tile + Tile::offset(first_key + lane % 16, lane / 16) + first_dim * kBytes;
   uint32_t b[3][4];

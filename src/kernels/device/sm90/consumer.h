@@ -194,7 +194,7 @@ class Sm90Consumer {
     if (has_last) ring_.wait(v_full);
     const Sm90Context& context = context_of(unit);
     Visible visible;
-    Scales scales;  // of `last`
+    Scales scales;  // the scales of `last`
     const auto compute_visible = [&] { visible = {p_, context, first_row(shared), thread_}; };
     const auto compute_scales = [&] {
       scales = epilogue(first_row(last_shared))

@@ -88,7 +88,7 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
     int32_t num_hidden;  // the first keys, which no row sees; may be negative
     int32_t head;
     int32_t key;   // the first key; of ragged keys, its row in the tensor
-    int32_t page;  // of this lane's row
+    int32_t page;  // page id of this lane's row
   };
   static constexpr Step kNoStep = {-0x7fffffff, 0, 0, 0, 0};  // no step has so few keys
 
@@ -135,8 +135,8 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
     parity_ ^= static_cast<uint32_t>((slot_ + 1) / S::kSlots);
     slot_ = (slot_ + 1) % S::kSlots;
     if (units.bytes != 0) {
-      const int lane =
-          opaque(lane_);  // computed anew, so that no registers are held during the wait
+      // This is computed anew, so that no registers are held during the wait.
+      const int lane = opaque(lane_);
       const int chunk = lane % kLanesPerRow;
       const int first = lane / kLanesPerRow;  // this lane's row of those that are copied at once
       const auto* from = opaque(static_cast<const unsigned char*>(view.data) + chunk * 16);

@@ -79,7 +79,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     int32_t heads_end;
     int32_t begin;
     int32_t end;
-    int32_t kv_row;      // of the segment
+    int32_t kv_row;      // the segment's row of the page table, or first row of ragged k and v
     int32_t first_seen;  // the first key that any row sees
     bool has_steps;
     bool is_end;
@@ -129,7 +129,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   struct Step {
     int32_t head;
     int32_t key;
-    int32_t count;  // at most kTileKv
+    int32_t count;  // number of keys, at most kTileKv
     int32_t kv_row;
     int32_t num_hidden;  // the first keys, which no row sees; may be negative
   };
@@ -196,7 +196,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     // Where keys are rotated, the rotator gets them before the consumers. `position` is twice the
     // number of the step, or 1 less.
     if (S::kRotates && is_key) full = smem_.key_loaded((position + 1) / 2 % S::kSlots);
-    const int32_t token = step.kv_row + step.key;  // of ragged tensors
+    const int32_t token = step.kv_row + step.key;  // row of ragged tensors
     if (!maps_.has_kv || (!is_paged() && token + S::kTileKv > maps_.num_kv_tokens)) {
       gather(p_, smem_.memory, is_key, to, step);
       finish_copies(full);
@@ -313,8 +313,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
 
   static constexpr uint32_t kBatchBytes = sizeof(Sm90SharedMemory<S>::page_ids[0][0]);
   static_assert(S::kTileKv / 8 <= 16);         // a batch has two steps at least
-  uint32_t step_ids_ = smem_.page_ids(warp_);  // of the current step
-  int steps_left_ = 0;                         // of its batch, itself included
+  uint32_t step_ids_ = smem_.page_ids(warp_);  // address of the current step's page ids
+  int steps_left_ = 0;                         // steps left in its batch, itself included
   uint32_t tail_parity_ = 0;
 };
 

@@ -33,8 +33,8 @@ class Sm90Merge {
   /// reads prefixes is only put into the list of Sm90ReaderMerges, which arrives at its merge when
   /// the queue has ended.
   FLASHPLAN_DEVICE void arrive_at(int32_t number, bool is_final) const {
-    const Merge merge =
-        p_.schedule.merges[number];  // loaded while other threads come to the barrier
+    // The record is loaded while other threads come to the barrier.
+    const Merge merge = p_.schedule.merges[number];
     const bool is_prefix = S::Variant::kIsBuiltIn && merge.num_readers > 0;
     if (S::Variant::kIsBuiltIn && !is_prefix && merge.parent >= 0) {
       // Only the warpgroup that has the first rows of a tile does this, so that it is done once.
@@ -115,7 +115,7 @@ class Sm90Merge {
   static_assert(sizeof(Sm90WaitingMerge) == sizeof(uint4));  // one load or store moves an entry
 
   static constexpr int kThreads = 128 * S::kWarpgroups;
-  static constexpr int kRowBytes = S::kHeadDimVo * 4;  // of a partial result
+  static constexpr int kRowBytes = S::kHeadDimVo * 4;  // bytes of a row of partial results
   // How many rows of partial results, with their lse, the slots hold.
   static constexpr int kMostStates = S::kMergeBytes / (kRowBytes + 4);
   static FLASHPLAN_DEVICE bool has_many_rows(const Merge& merge) {
@@ -163,8 +163,8 @@ class Sm90Merge {
                   load_4_if(n + i < count, states + i * kStateRows * S::kHeadDimVo + dim, 0.0F);
             }
           }
-          if (S::Variant::kUseSoftmax &&
-              n == 0) {  // not before the loop, so that lse arrives together with the values
+          // lse is first used here, not before the loop, so that it arrives together with o.
+          if (S::Variant::kUseSoftmax && n == 0) {
             const float shrink = merged.add_of_lanes(lse, &weight);
 #pragma unroll
             for (float4& quad : o) quad = scaled(quad, shrink);

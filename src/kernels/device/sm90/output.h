@@ -12,7 +12,7 @@ namespace flashplan::device {
 template <typename S>
 struct Sm90RowOutput {
   const AttentionParams& p;
-  ElementPosition at;  // of dim 0
+  ElementPosition at;  // position of dim 0 of the row
 
   FLASHPLAN_DEVICE Sm90RowOutput(const AttentionParams& p, const PackedRows& rows, int32_t kv_head,
                                  int row)

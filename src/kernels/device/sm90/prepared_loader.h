@@ -127,7 +127,7 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
   Sm90RingPosition<S> ring_;  // if S::kWidens, used instead of slot_ and parity_
   int num_arrivals_ = 0;
   int slot_ = 0;            // the next slot
-  uint32_t parity_ = 1;     // of the phase in which that slot is freed
+  uint32_t parity_ = 1;     // parity of the phase in which that slot is freed
   int32_t first_seen_ = 0;  // the first of the 32 tiles that ready_ tells of
   int32_t head_seen_ = -1;
   uint32_t ready_ = 0;  // a bit for each tile from first_seen_ on

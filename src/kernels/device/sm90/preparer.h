@@ -33,7 +33,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
   FLASHPLAN_DEVICE void prepare_before(int32_t end) {
     int32_t stored = kNoPart;      // the part that is on its way to the workspace
     bool stored_key = true;        // its keys, or else its values
-    bool stored_on_pages = false;  // whether all of its keys lie on pages of the cache
+    bool stored_on_pages = false;  // whether all of its page ids are inside of the cache
 #pragma unroll 1
     for (;;) {
       Part part;
@@ -93,7 +93,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
     int32_t first_key = 0;
     int32_t num_valid = 0;  // rows that are keys of the segment; the others become zeros
     int32_t head = 0;
-    int32_t page = 0;  // of this lane's row, if there are pages
+    int32_t page = 0;  // page id of this lane's row, if there are pages
     int32_t row = 0;   // this lane's row in its page
   };
 
@@ -144,8 +144,8 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
       const Sm90Context& context = wait_context(i_);
       num_steps_ += context.tile.num_kv_heads * context.num_steps(S::kTileKv);
     }
-    if constexpr (!S::kRotates)
-      release_context(i_);  // the rotator releases it, because it needs it for queries
+    // Where keys are rotated, the rotator releases the context, which it needs for queries.
+    if constexpr (!S::kRotates) release_context(i_);
     ++i_;
   }
   /// Claims the next part of kv head head_ of work tile i_: requests the part's number, which
@@ -195,8 +195,8 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
                 part.num_valid, S::Key::kBlocks, 2 * head_dim);
       return;
     }
-    const int lane =
-        opaque(lane_);  // computed anew, so that no registers are held by what follows from it
+    // This is computed anew, so that what follows from it holds no registers.
+    const int lane = opaque(lane_);
     const int chunk = lane % 8;
 #pragma unroll
     for (int first = 0; first < S::kPartRows; first += 4) {
@@ -290,7 +290,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
   int32_t i_ = 0;  // number of the work tile in the queue
   int32_t head_ = kNoHead;
   uint32_t num_steps_ = 0;  // see prepare_from()
-  int32_t claimed_ = 0;     // of lane 0: the number of the part that it has claimed
+  int32_t claimed_ = 0;     // in lane 0: the number of the part that the warp has claimed
 };
 
 }  // namespace flashplan::device

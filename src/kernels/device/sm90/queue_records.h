@@ -29,7 +29,7 @@ struct RecordWords {
 /// The record that a word of QueueStart belongs to.
 struct RecordPlace {
   int record;
-  int word;  // in the record
+  int word;  // word of that record
 };
 /// The record and word that word RecordWords::kTiles + `index` of QueueStart is.
 FLASHPLAN_DEVICE RecordPlace first_record_place(int index) {

@@ -272,7 +272,7 @@ class Sm90ReaderMerges {
           added[i] =
               load_4_if(i < count, p_.workspace.partial_o + state(i) * S::kHeadDimVo + dim, 0.0F);
         }
-        float weight;  // of state `lane`
+        float weight;  // weight of state `lane`
         o = scaled(o, merged.add_of_lanes(lse, &weight));
 #pragma unroll
         for (int i = 0; i < kStatesAtOnce; ++i) {

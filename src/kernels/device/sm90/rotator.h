@@ -245,8 +245,9 @@ class Sm90Rotator {
   const Sm90Smem<S> smem_;
   const int thread_;
   int32_t num_steps_ = 0;
-  int32_t follows_ =
-      0;  // 1 if the step before is followed by this one, so that its values are still to come
+  // 1 if another step came before the next one without a break, so that its values are still to
+  // come.
+  int32_t follows_ = 0;
   int32_t place_ = 0;  // place of the queries, see Sm90Smem::queries()
 };
 

@@ -16,7 +16,7 @@ struct Sm90Context {
   Segment segment;
   int32_t is_end;            // 1: there is no tile, because the queue ends here
   int32_t first_masked_key;  // the first key that the caller's mask of bits covers
-  int32_t row_begin;         // of the tile, as in PackedRows
+  int32_t row_begin;         // first row of the tile, as in PackedRows
   int32_t num_rows;
 
   /// The rows and keys of the tile, after finish().
@@ -177,7 +177,8 @@ struct Sm90Shape : Choices {
   static constexpr int kPreparedSlots = kSlots - (kStagesInSlot ? 1 : 0);
   // Bytes of the ring that merges may use.
   static constexpr int kMergeBytes = kRingBytes - (kStagesInSlot ? kSlotBytes : 0);
-  static_assert(!kTakesPrepared || kPreparedSlots > 3);  // two warps fill them, as above
+  // Two warps fill the slots, which takes more than three (see kKvWarps).
+  static_assert(!kTakesPrepared || kPreparedSlots > 3);
 };
 
 }  // namespace flashplan::device

@@ -24,7 +24,7 @@ struct alignas(16) Sm90WaitingMerge {
   int32_t part_index;
   int32_t part_count;
   int32_t merge;
-  uint32_t first_row;  // of the warpgroup in the tile; with the bit Sm90Merge::kManyRows
+  uint32_t first_row;  // first row of the warpgroup; with the bit Sm90Merge::kManyRows
 };
 /// The waiting merges of a warpgroup.
 struct alignas(16) Sm90WaitingMerges {
@@ -70,8 +70,8 @@ struct alignas(1024) Sm90SharedMemory {
   MbarrierWord q_empty[S::kQBarriers];
   MbarrierWord context_full[S::kContexts];
   MbarrierWord context_empty[S::kContexts];
-  MbarrierWord
-      tail_full[2];  // for each loading warp: values before zeros replace those past the last key
+  // For each loading warp: the last values of a tile, before zeros replace rows past the last key.
+  MbarrierWord tail_full[2];
   // Where keys and queries are rotated, these announce that they are loaded, and not yet rotated.
   // The keys of step i use entry i % S::kSlots.
   MbarrierWord key_loaded[S::kSlots];

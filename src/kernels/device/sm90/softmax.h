@@ -65,8 +65,8 @@ struct Sm90Softmax {
   };
 
   float logits[S::kTileKv / 2] = {};
-  float shift[2] = {};  // of this thread's two rows
-  float sum[2] = {};    // of the weights in this thread's columns
+  float shift[2] = {};  // shifts of this thread's two rows
+  float sum[2] = {};    // sums of the weights in this thread's columns
 
   /// Begins the softmax of a head of a work tile.
   FLASHPLAN_DEVICE void begin(const AttentionParams&, const Sm90Context&, int32_t, int, int) {

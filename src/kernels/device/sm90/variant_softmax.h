@@ -95,7 +95,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
   template <typename Variant>
   struct Transform {
     const Variant& variant;
-    LogitPosition rows[2];  // at the key of this thread's first column
+    LogitPosition rows[2];  // positions of this thread's rows at the key of its first column
 
     FLASHPLAN_DEVICE Transform(const Variant& variant, const LogitPosition (&rows_at_0)[2],
                                int32_t first_key)
@@ -186,7 +186,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
     return true;
   }
 
-  LogitPosition rows_[2];  // of this thread's rows, at key 0
+  LogitPosition rows_[2];  // positions of this thread's rows at key 0
 };
 
 /// The class of the softmax of a kernel.

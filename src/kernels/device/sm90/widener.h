@@ -72,10 +72,8 @@ class Sm90Widener : Sm90ProducerWarp<S> {
       if (prepares) {
         uint32_t num_steps = 0;
         i = Sm90Preparer<S>(p_, smem_, warp_).prepare_from(i, num_steps);
-        ring_.skip(
-            2 *
-            (num_steps -
-             1));  // all slots of these steps but those of the first keys and of the last values
+        // Skips the slots of these steps, except those of the first keys and of the last values.
+        ring_.skip(2 * (num_steps - 1));
         last.rows = kNone;
         ahead.rows = kOthersValues;
       } else {
@@ -107,10 +105,10 @@ class Sm90Widener : Sm90ProducerWarp<S> {
     int32_t rows;
     int32_t head;
     int32_t key;   // the first one; of ragged keys, its row of the tensor
-    int32_t page;  // of this lane's row
+    int32_t page;  // page id of this lane's row
   };
-  // Values of `rows` without rows: there is no step; other warps fill the slot of its keys; other
-  // warps fill the slot of its values.
+  // Values of Step::rows that are no rows. They mean: there is no step; other warps fill the slot
+  // of its keys; other warps fill the slot of its values.
   static constexpr int32_t kNone = -3;
   static constexpr int32_t kOthers = -2;
   static constexpr int32_t kOthersValues = -1;

@@ -17,7 +17,7 @@ template <typename S>
 struct Sm90Widening {
   static_assert(S::kHeadDimQk == S::kHeadDimVo && S::kPartRows % 8 == 0 && S::kPartRows <= 32);
   static constexpr int kRowBytes = S::kHeadDimQk;
-  static constexpr int kChunks = kRowBytes / 16;  // of 16 dims
+  static constexpr int kChunks = kRowBytes / 16;  // chunks of 16 dims in a row
   static_assert(kChunks == 4 || kChunks == 8 || kChunks == 16);
 
   static FLASHPLAN_DEVICE uint32_t place(int row, int chunk) {

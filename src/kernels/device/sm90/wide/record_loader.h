@@ -151,8 +151,8 @@ class WideRecordLoader {
   int32_t num_tiles_ = 0;
   uint32_t word_ = 0;        // this lane's word of the current tile or segment
   int32_t tile_ = 0;         // number of the next tile in the queue
-  int32_t head_ = 0;         // of the next record, counted from the first one of its tile
-  int32_t num_heads_ = 0;    // of the current tile
+  int32_t head_ = 0;         // head of the next record, counted from the first one of its tile
+  int32_t num_heads_ = 0;    // kv heads of the current tile
   int32_t num_records_ = 0;  // records loaded so far
   bool has_end_ = false;     // whether the last record marks the end
   uint32_t num_loaded_ = 0;  // records whose queries are loaded
