@@ -174,7 +174,7 @@ typedef struct flashplan_options {
   int32_t q_dtype;
   int32_t kv_dtype;
   int32_t o_dtype;
-  int32_t causal;  // 0 or 1, as custom_mask, batch_invariant and lse_base2
+  int32_t causal;  // 0 or 1, as are custom_mask, batch_invariant and lse_base2
   int32_t window_left;
   int32_t custom_mask;
   float softmax_scale;  // 0: 1 / sqrt(head_dim_qk); needed with shared_kv

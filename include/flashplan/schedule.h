@@ -12,7 +12,7 @@ struct WorkTile {
   int32_t segment;  // the request; from batch_size on: a shared prefix
   int32_t row_tile;
   int32_t kv_head;       // the first of num_kv_heads
-  int32_t num_kv_heads;  // 1 if their keys are split, or 2 that a kernel reads together
+  int32_t num_kv_heads;  // if their keys are split: 1, or 2 heads that a kernel reads together
   int32_t kv_begin;
   int32_t kv_end;
   int32_t partial_row;  // where its partial results begin, head after head; -1: it writes o and lse

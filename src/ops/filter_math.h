@@ -24,7 +24,7 @@ FLASHPLAN_HOST_DEVICE float sum_of_kept(uint64_t total, const Scale& scale) {
   return sum_of_weights(total, scale.from_probs ? scale.largest : 1.0F);
 }
 
-/// The probability of a value that is kept, where the sum of all is sum_of_kept().
+/// The probability of a value that is kept. `sum`: sum_of_kept() of the row.
 FLASHPLAN_HOST_DEVICE float probability_of(float x, const Scale& scale, float sum) {
   if (scale.from_probs) return ratio(x, sum);
   const float below = distance(x, scale);

@@ -61,8 +61,8 @@ std::vector<std::string> compiler_options(const Variant::Impl& variant,
   std::vector<std::string> options = {
       architecture,
       "--std=c++20",
-      "--device-as-default-execution-space",  // constexpr functions of public headers
-      "--prec-div=false",  // in bodies; the kernel names its instructions for both
+      "--device-as-default-execution-space",  // public headers have functions without __device__
+      "--prec-div=false",  // for bodies; the kernel itself uses instructions by name
       "--prec-sqrt=false",
       "--diag-error=940"};  // a body that does not return a value
   // Flushing subnormal numbers to zero saves instructions in each exponential and each quotient. In

@@ -79,7 +79,9 @@ constexpr int64_t kMostClocksOfWait = 36000;
 /// arrivals at the merge so far. What the others wrote before they arrived is visible then.
 FLASHPLAN_DEVICE int32_t wait_for_prefixes(const Merge& merge, const int32_t* arrivals) {
   const int64_t begin = clock64();
-  // Each piece of the request itself has one state: prefixes are not shared in chunks.
+  // num_pieces counts the request's own pieces and its prefixes. Each of these pieces has one
+  // state, since batch-invariant plans, whose pieces have a state for each chunk, share no
+  // prefixes.
   const int32_t num_prefixes = merge.num_pieces - merge.num_states;
   int32_t arrived;
   do {

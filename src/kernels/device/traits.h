@@ -19,7 +19,7 @@ struct Traits {
   static constexpr DType kKv = kKv_;
   static constexpr int kHeadDimQk = kHeadDimQk_;
   static constexpr int kHeadDimVo = kHeadDimVo_;
-  static constexpr bool kGathers = false;  // Sm90Gatherer copies keys and values
+  static constexpr bool kGathers = false;  // whether Sm90Gatherer copies keys and values
   // kTakesKeyTails: whether these dims have code for keys whose last dims are in a tensor of their
   // own; models have such keys with more than 128 dims. kHasKeyTail: whether this is the code for
   // such keys, in families that have code of their own for them.

@@ -6,7 +6,7 @@
 
 namespace flashplan::device {
 
-/// with_sink() as a call, to keep the code short where there are no sinks.
+/// Calls with_sink(). It is not inlined, to keep the code short where there are no sinks.
 inline __device__ __noinline__ float2 call_with_sink(Sinks sinks, uint32_t qo_head, float lse) {
   return with_sink(sink_of(sinks, qo_head), lse);
 }

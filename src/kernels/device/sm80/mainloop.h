@@ -12,7 +12,7 @@
 
 namespace flashplan::device {
 
-/// Attention of one work tile, by all threads of the CTA.
+/// Computes the attention of one work tile by all threads of the CTA.
 template <typename T, typename S>
 class Mainloop {
  public:
@@ -273,7 +273,7 @@ class Mainloop {
           },
           [&](uint32_t pair, int key_of_tile, int dim) {
             if constexpr (!T::Variant::kTransformsKey || T::Variant::kRotates) return pair;
-            if (dim >= p_.tensors.head_dim_qk) return pair;  // zeros stay zeros
+            if (dim >= p_.tensors.head_dim_qk) return pair;  // dims of padding stay zeros
             const ElementPosition at = {
                 block_.rows.segment, min(first_key + key_of_tile, block_.last_key(p_)), head, dim};
             return transformed<T::kQ>(pair, [&](float x, int j) {

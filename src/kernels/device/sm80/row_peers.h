@@ -86,7 +86,7 @@ class RowPeers {
     });
     if constexpr (S::kWarpsVo > 1) {
       static_assert(S::kWarpsVo == 2);
-      wait();  // until the earlier weights have been read
+      wait();  // the other warp has read the earlier weights
       for_each(x, [&](float own, int m, int half) {
         if (at_.lane % 4 == 0) {
           store_shared_4(row_address(at_.warp_vo, m, half), __float_as_uint(own));
@@ -96,7 +96,7 @@ class RowPeers {
       for_each(x, [&](float& own, int m, int half) {
         own = f(own, __uint_as_float(load_shared_4(row_address(1 - at_.warp_vo, m, half))));
       });
-      wait();  // until the memory may be overwritten with weights
+      wait();  // the other warp has read these values, so weights may overwrite them
     }
   }
   template <typename Function>

@@ -46,7 +46,7 @@ FLASHPLAN_DEVICE void arrive_at(const AttentionParams& p, TileContext& context, 
 template <typename T>
 __device__ __noinline__ void finish_sharer(const AttentionParams& p, TileContext& context,
                                            int thread) {
-  constexpr int kAtOnce = 4;  // heads of a request, or requests of a prefix
+  constexpr int kAtOnce = 4;  // heads of a request, or requests of a prefix, merged side by side
   const WorkTile& tile = context.tile;
   const auto merge_requests = [&](MergeNumbers<kAtOnce> merges) {
     merge_with_prefixes<T>(p, merges, thread);

@@ -24,8 +24,8 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
   /// of the step before it. Page ids are requested one step ahead, since on a busy GPU they take as
   /// long to arrive as the keys.
   FLASHPLAN_DEVICE void run() {
-    Step last = kNoStep;   // its keys are requested, its values are not
-    Step ahead = kNoStep;  // its page ids are requested
+    Step last = kNoStep;   // the step whose keys are requested, and whose values are not
+    Step ahead = kNoStep;  // the step whose page ids are requested, and whose keys are not
     for (int32_t i = 0;; ++i) {
       const Sm90Context& context = wait_context(i);
       const bool has_steps = context.has_steps();
@@ -95,8 +95,8 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
   /// The number in the step of row `i` of this warp.
   FLASHPLAN_DEVICE int row(int i) const { return (i / 8 * S::kGatherWarps + warp_) * 8 + i % 8; }
 
-  /// The step of the keys from `key` on, whose page ids it requests. `ids`: the page ids of the
-  /// request.
+  /// Returns the step of the keys from `key` on, and requests the page id of this lane's row.
+  /// `ids`: the page ids of the request.
   FLASHPLAN_DEVICE Step requested(const Sm90Context& context, const int32_t* ids, int32_t head,
                                   int32_t key, int32_t end) const {
     Step step = {end - key, context.block().first_seen(p_) - key, head, key, 0};

@@ -23,7 +23,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   /// the keys. `queue_word`: what Sm90QueryLoader::request_queue() returned.
   FLASHPLAN_DEVICE void load_steps(uint32_t queue_word) {
     const bool loads_keys = warp_ == 0;
-    Step ahead = {};  // its page ids are requested
+    Step ahead = {};  // the step whose page ids are requested, and whose keys are not
     bool has_last = false;
     bool has_ahead = false;
     int32_t position = 0;  // twice the number of steps whose keys are requested
@@ -312,7 +312,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   }
 
   static constexpr uint32_t kBatchBytes = sizeof(Sm90SharedMemory<S>::page_ids[0][0]);
-  static_assert(S::kTileKv / 8 <= 16);         // a batch has two steps at least
+  // A step has at most kTileKv / 8 boxes, so a batch of 32 ids has two steps at least.
+  static_assert(S::kTileKv / 8 <= 16);
   uint32_t step_ids_ = smem_.page_ids(warp_);  // address of the current step's page ids
   int steps_left_ = 0;                         // steps left in its batch, itself included
   uint32_t tail_parity_ = 0;

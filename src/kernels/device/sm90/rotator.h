@@ -172,8 +172,8 @@ class Sm90Rotator {
     announce(smem_.slot_full(slot));
   }
 
-  /// Rotates the queries of a tile for one head, and passes on the parts of buffers as
-  /// Sm90QueryLoader::load_queries() announces them.
+  /// Rotates the queries of a tile for one head, and announces the parts of query buffers at
+  /// `q_full` in the order in which Sm90QueryLoader::load_queries() has filled them.
   FLASHPLAN_DEVICE void rotate_queries(const Sm90Context& context, int32_t head) {
     const RowBlock block = context.block();
     const bool is_shared = block.rows.num_rows > 64;

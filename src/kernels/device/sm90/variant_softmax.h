@@ -106,8 +106,8 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
         // What follows from the query alone would be computed for all columns before the loop over
         // the steps, and take their registers.
         rows[half].query = opaque(rows[half].query);
-        // Masks compare the same keys with both rows. For logits each row has a key of its own, so
-        // that the compiler can combine the positions of key and query.
+        // If the variant only masks, both rows have the same key value. If it computes logits, each
+        // row has a value of its own, so that the compiler can combine it with the row's query.
         rows[half].key = Variant::kTransformsLogits ? opaque(first_key) : first_key;
       }
     }

@@ -24,8 +24,9 @@ class Sm90Widener : Sm90ProducerWarp<S> {
   /// of the step before it. Page ids are requested one step ahead, since on a busy GPU they take as
   /// long to arrive as the keys.
   FLASHPLAN_DEVICE void run() {
-    Step last = {kNone, 0, 0, 0};   // its keys have their slot, its values have not
-    Step ahead = {kNone, 0, 0, 0};  // its page ids are requested
+    Step last = {kNone, 0, 0, 0};  // the step whose keys have a slot, and whose values have none
+    // The step whose page ids are requested, and whose keys have no slot.
+    Step ahead = {kNone, 0, 0, 0};
     int32_t i = 0;
 #pragma unroll 1
     for (;;) {
@@ -116,8 +117,8 @@ class Sm90Widener : Sm90ProducerWarp<S> {
   /// This lane's row of a step.
   FLASHPLAN_DEVICE int row() const { return warp_ * S::kPartRows + opaque(lane_); }
 
-  /// The step of the keys from `key` on, whose page ids it requests. `ids`: the page ids of the
-  /// request.
+  /// Returns the step of the keys from `key` on, and requests the page id of this lane's row.
+  /// `ids`: the page ids of the request.
   FLASHPLAN_DEVICE Step requested(const Sm90Context& context, const int32_t* ids, int32_t head,
                                   int32_t key, int32_t end) const {
     const int32_t first = key + warp_ * S::kPartRows;
