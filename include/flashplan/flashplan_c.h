@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The attention of this library for C, and for every language that can call C. C99; needs no CUDA
 // header. What the calls compute, and the shapes that tensors have, is written in plan.h,
-// kv_cache.h, merge.h and prefixes.h, whose names are the same.
+// kv_cache.h, merge.h and prefixes.h, where functions and fields have the same names.
 //
 //   char message[FLASHPLAN_MESSAGE_SIZE];
 //   flashplan_options options;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plan: the one object of the library. Options once, plan() once per step, run() once per layer.
+// Plan, the one object of the library: create() takes the options, plan() schedules each step, and
+// run() computes each layer.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sets the members of a Kernel that all GPU families take from their compile-time choices alike.
+// Sets the members of a Kernel that all GPU families take from their compile-time choices
+// in the same way.
 #pragma once
 
 #include <string_view>

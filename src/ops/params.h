@@ -187,7 +187,7 @@ struct AppendParams {
 struct RopeAppendParams {
   RopeParams rope;  // sides[0]: q; there is no other; positions are those of the keys
   AppendParams append;
-  int32_t num_rows = 0;  // as in `append`
+  int32_t num_rows = 0;  // num_rows of `append`
   bool pdl = false;      // programmatic dependent launch
 };
 

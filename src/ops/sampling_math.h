@@ -311,7 +311,7 @@ FLASHPLAN_HOST_DEVICE uint32_t rounded_sum(uint64_t sum) {
 /// the row's largest logit, or a probability of 1, would weigh 2^30. A row has less than 2^31
 /// elements, so that its blocks together stay below 2^62.
 FLASHPLAN_HOST_DEVICE uint64_t mass_of_block(float largest, uint32_t sum, const Scale& row) {
-  uint32_t bits = 0;  // bits of the factor between the block's weights and the row's
+  uint32_t bits = 0;  // bits of the float by which weights of the block are multiplied
   if (row.from_probs) {
     bits = (exponent_of_block(largest) + 1) << 23;
   } else {

@@ -11,7 +11,7 @@ struct KeyParts {
   const unsigned char* own;
   const unsigned char* tail;
   int num_own;   // dims of the first part
-  int num_dims;  // of both parts
+  int num_dims;  // dims of both parts
 
   /// `row`: the key's row in both tensors. `own`: the address of that row of k.
   template <int kBytes>

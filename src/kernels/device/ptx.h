@@ -38,8 +38,9 @@ FLASHPLAN_DEVICE void allow_next_kernel() {
   asm volatile("griddepcontrol.launch_dependents;\n");
 #endif
 }
-/// Waits until the kernels before this one have ended and their results are in memory, if this one
-/// was launched before. Until then only the plan may be read, and nothing written.
+/// Waits until the kernels before this one in the stream have ended and their results are in
+/// memory, if this one was launched before they ended (programmatic dependent launch). Until then
+/// only the plan may be read, and nothing written.
 FLASHPLAN_DEVICE void wait_for_last_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n" ::: "memory");

@@ -75,8 +75,8 @@ FLASHPLAN_DEVICE void rotate_chunks_of_halves(uint4& a, uint4& b, const CosSin& 
 
 /// Rotates `num_rows` rows of 16-bit elements, from `first_row` of the tile on, by kThreads
 /// threads, of which this is number `thread`. Tile::offset(row, chunk) is where 8 dims of a row
-/// are. `position(row)` is that of a row of the tile. `hook(x, row, dim)` is called for each
-/// element before, if kHasHook.
+/// are. `position(row)` is the position of a row of the tile. `hook(x, row, dim)` is called for
+/// each element before the rotation, if kHasHook.
 template <typename Variant, DType kDType, typename Tile, int kHeadDim, int kThreads, bool kHasHook,
           int kRowsAtOnce = 1>
 struct RowRotation {

@@ -18,7 +18,8 @@ constexpr int kThreads = 256;
 // A thread loads the words of this many tokens at most before it stores one.
 constexpr int kMaxTokens = 8;
 constexpr int kMaxLanes = 32;  // tokens that the threads of a CTA move side by side
-// Instead of more CTAs, about 8 for each SM of a large GPU, each thread moves several tokens.
+// A grid has no more CTAs than this, about 8 for each SM of a large GPU, as long as its threads can
+// move more tokens instead.
 constexpr int64_t kManyCtas = 1024;
 constexpr int kMaxTile = kMaxTokens * kMaxLanes;
 

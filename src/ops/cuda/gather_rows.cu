@@ -32,7 +32,7 @@ Status run(const GatherParams& p, Device device, Stream stream) {
   const int64_t num_words = p.row_bytes / static_cast<int64_t>(sizeof(Word));
   const auto width = static_cast<int>(std::min<int64_t>((num_words + 31) / 32 * 32, kThreads));
   const int rows = kThreads / width;
-  constexpr int64_t kMostCtas = 65535;  // along y
+  constexpr int64_t kMostCtas = 65535;  // CTAs of a grid along y
   const int64_t ctas = (num_words + width - 1) / width;
   if (ctas > kMostCtas) {
     return error(StatusCode::kUnsupported, "x: expected rows of at most %lld words, got %lld",

@@ -16,7 +16,7 @@ struct Grid {
   // attribute of clusters. Kernels that use st.async need the attribute even for clusters of 1:
   // without it, a message of a CTA to itself fails with an illegal instruction.
   int cluster = 0;
-  int smem_bytes = 0;  // dynamic
+  int smem_bytes = 0;  // bytes of dynamic shared memory
   // Programmatic dependent launch: the kernel begins with wait_for_kernels_before(), and can_wait()
   // is true.
   bool pdl = false;
@@ -28,7 +28,7 @@ Status launch(void (*kernel)(Params), const Grid& grid, Device device, Stream st
   const DeviceGuard guard(device.index);
   if (!guard.status().ok()) return guard.status();
   const auto* code = reinterpret_cast<const void*>(kernel);
-  constexpr int kAlwaysAllowed = 32 * 1024;  // besides up to 16 KB that the kernel declares
+  constexpr int kAlwaysAllowed = 32 * 1024;  // allowed beside 16 KB that a kernel declares
   if (grid.smem_bytes > kAlwaysAllowed) {
     FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, code, cudaFuncAttributeMaxDynamicSharedMemorySize,
                         grid.smem_bytes);

@@ -85,7 +85,8 @@ __device__ float norm_factor(const void* row, int num_dims, float eps) {
   return __fdiv_rn(1.0F, __fsqrt_rn(__fdiv_rn(sum, static_cast<float>(num_dims)) + eps));
 }
 
-/// Multiplies by factor and weights, and rounds to the dtype of rows, as rmsnorm() does.
+/// Multiplies `values` by `factor` and by the weights of their dims, and rounds them to the dtype
+/// of rows, as rmsnorm() does.
 template <DType kDType>
 __device__ void normalise(const MlaAppendParams& p, float factor, int first,
                           float (&values)[kQuad]) {

@@ -64,7 +64,8 @@ __global__ void __launch_bounds__(kMaxThreads) rope_kernel(const __grid_constant
   }
 }
 
-/// The threads of a CTA: as many as divide a token's items evenly, up to whole warps.
+/// The number of threads of a CTA: whole warps, among whose lanes a token's items are divided as
+/// evenly as possible.
 template <int kVec>
 int num_threads_for(const RopeParams& p) {
   const int num_items = (p.sides[0].num_heads + p.sides[1].num_heads) * HeadItems<kVec>(p).count;

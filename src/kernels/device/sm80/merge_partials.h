@@ -133,11 +133,11 @@ struct MergeNumbers {
   int32_t numbers[kCount];
 };
 
-/// For each of these merges: merges the partial results of a request's rows in the order of their
-/// keys, then those of the prefixes that the request reads, from the innermost outwards. Writes o
-/// and lse. The result does not depend on which CTA does this. Several requests are merged side by
-/// side, so that more loads are in flight: a CTA that ends a prefix may have to merge all requests
-/// that read it.
+/// For each merge whose number is given: merges the partial results of a request's rows in the
+/// order of their keys, then those of the prefixes that the request reads, from the innermost
+/// outwards. Writes o and lse. The result does not depend on which CTA does this. Several requests
+/// are merged side by side, so that more loads are in flight: a CTA that ends a prefix may have to
+/// merge all requests that read it.
 template <typename T, int kCount>
 __device__ __noinline__ void merge_with_prefixes(const AttentionParams& p,
                                                  MergeNumbers<kCount> merges, int thread) {

@@ -51,7 +51,7 @@ struct Tiling : Choices {
   static constexpr int kStaticSmemBytes = 512;  // the kernel's __shared__ variables, at most
   static constexpr int kSmemBudget = (kSmemPerSm / kCtasPerSm - 1) * 1024 - kStaticSmemBytes;
 
-  // The row addresses and page ids of a tile of keys.
+  // Shared memory that the row address and the page id of a key take.
   static constexpr int kTableBytesPerKey = KvRow::kPitch;
   static constexpr int kIdBytesPerKey = 4;
   /// Keys of a step: as many as leave room for two stages beside the queries. 64 keys in more

@@ -29,9 +29,10 @@ struct SharedTile {
   static FLASHPLAN_DEVICE uint32_t offset(int row, int chunk) {
     return static_cast<uint32_t>(row * kRowBytes + ((chunk ^ permutation(row)) << 4));
   }
-  /// Moves an address in a row `chunks` chunks further on. It must be that of chunk 0, or if
-  /// `chunks` is even of chunk 1. One register then serves all of a row, since tiles are aligned to
-  /// the 128 bytes within which chunks are permuted.
+  /// Returns the address of the chunk that is `chunks` chunks after the chunk at `address`, in the
+  /// same row. `address` must be that of chunk 0, or of chunk 1 if `chunks` is even. One register
+  /// then serves all chunks of a row, since tiles are aligned to the 128 bytes within which chunks
+  /// are permuted.
   static FLASHPLAN_DEVICE uint32_t advance(uint32_t address, int chunks) {
     constexpr int kPermuted = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
     return (address ^ static_cast<uint32_t>(chunks % kPermuted << 4)) +

@@ -88,7 +88,8 @@ struct WarpPlace {
 
   FLASHPLAN_DEVICE int first_dim() const { return warp_vo * S::kDimsVo; }
   FLASHPLAN_DEVICE int first_row() const { return warp_q * S::kMmaM * 16; }
-  /// This lane's row in half `half`, 8 rows, of the warp's m-th 16 rows.
+  /// This lane's row of the accumulators of an mma: `m` counts the warp's groups of 16 rows, `half`
+  /// the two halves of a group.
   FLASHPLAN_DEVICE int row(int m, int half) const {
     return first_row() + m * 16 + half * 8 + lane / 4;
   }

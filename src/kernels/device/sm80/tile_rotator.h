@@ -44,7 +44,7 @@ class TileRotator {
   FLASHPLAN_DEVICE void rotate_keys(uint32_t stage, int first_row, int thread, int32_t first_key,
                                     int head) const {
     using Tile = SharedTile<T::kHeadDimQk * Element<T::kKv>::kBytes>;
-    const int head_dim = p_.tensors.head_dim_qk;  // dims behind it are zeros, and stay so
+    const int head_dim = p_.tensors.head_dim_qk;  // padding after these dims is zeros
     RowRotation<Variant, T::kKv, Tile, T::kHeadDimQk, kThreads, Variant::kTransformsKey, 2>::
         rotate_rows(
             stage, first_row, kRows, thread,

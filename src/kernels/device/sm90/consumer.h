@@ -34,7 +34,7 @@ class Sm90Consumer {
       if (begins_tile_) wait_tile(unit);
       const Sm90Context& context = context_of(unit);
       const bool has_keys = context.has_steps();
-      if (context.is_end && last.tile < 0) break;  // without the code below, which no cache has yet
+      if (context.is_end && last.tile < 0) break;  // at once: the code below is not cached yet
       if (has_keys || last.tile >= 0) attend(unit, last, has_keys);
       if (has_keys) {
         last = unit;
@@ -381,7 +381,7 @@ class Sm90Consumer {
   uint32_t weights_[S::kTileKv / 16][4] = {};
   Sm90SlotRing<S> ring_;
   uint32_t q_ = 0;           // place of the queries of this unit, see Sm90Smem::queries()
-  uint32_t last_q_ = 0;      // the same of the unit before
+  uint32_t last_q_ = 0;      // place of the queries of the unit before
   bool begins_tile_ = true;  // whether this unit is the first of a tile
   bool shared_ = false;      // whether all warpgroups have rows of this unit
   bool last_shared_ = false;

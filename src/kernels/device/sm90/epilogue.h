@@ -121,7 +121,7 @@ class Sm90Epilogue {
                                 const Accumulators& o) const {
     const int thread = opaque(thread_);
     const int lane = thread % 32;
-    const int first_row = first_row_ + thread / 32 * 16;  // of the warp
+    const int first_row = first_row_ + thread / 32 * 16;  // first row of the warp
     const RowOutput output[2] = {{p_, rows, head, row(0)}, {p_, rows, head, row(1)}};
     const bool has_all_dims = p_.tensors.head_dim_vo == S::kHeadDimVo;
     if (!output_.has_chunks() || (S::kQBuffers == 1 && !has_all_dims)) {
@@ -218,7 +218,7 @@ class Sm90Epilogue {
     constexpr int kDims = 32;
     const int thread = opaque(thread_);
     const int lane = thread % 32;
-    const int first_row = first_row_ + thread / 32 * 16;  // of the warp
+    const int first_row = first_row_ + thread / 32 * 16;  // first row of the warp
     const uint32_t memory = queries + thread / 32 * 16 * 128;
 #pragma unroll 1
     for (int first = 0; first < S::kHeadDimVo; first += kDims) {

@@ -74,7 +74,7 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
   using Base::wait_context;
   using Base::warp_;
 
-  static constexpr int kLanesPerRow = S::Key::kBlocks * 8;  // that copy a row, 16 bytes each
+  static constexpr int kLanesPerRow = S::Key::kBlocks * 8;  // lanes that copy a row, 16 bytes each
   static_assert(32 % kLanesPerRow == 0 && S::kHeadDimQk == S::kHeadDimVo);
   static constexpr int kRowsAtOnce = 32 / kLanesPerRow;
   // The warps take groups of 8 rows in turn. The last warps may have one group less.
@@ -179,7 +179,7 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
   }
 
   int slot_ = 0;         // the next slot to fill
-  uint32_t parity_ = 1;  // of the phase in which that slot is freed
+  uint32_t parity_ = 1;  // parity of the phase in which that slot is freed
 };
 
 }  // namespace flashplan::device

@@ -145,7 +145,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
 
   /// Makes `step` the current step: wait_page_id() then returns its ids. At the first step of a
   /// head, requests the batch of this step; at the second step of a batch, requests the next batch.
-  /// The next batch overwrites the one before this. All lanes have read that one, because
+  /// The next batch overwrites the previous one, which all lanes have read by then, because
   /// wait_page_id() synchronises the warp at the first step of each batch.
   FLASHPLAN_DEVICE void request_page_ids(const Step& step, const Keys& keys) {
     const int32_t boxes = maps_.boxes_of_step;

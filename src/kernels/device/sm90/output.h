@@ -41,7 +41,8 @@ class Sm90Output {
     return p_.tensors.vectorized && dtype() == S::kOutput;
   }
 
-  /// add_sink() of write_result.h without a call, for where products are in flight.
+  /// Does what add_sink() of write_result.h does. It is inlined, because a call while products are
+  /// in flight would make the compiler wait for them.
   FLASHPLAN_DEVICE void add_sink(uint32_t qo_head, float& scale, float& lse) const {
     asm volatile("");  // keeps this a branch instead of selects for every row
     const float2 joined = with_sink(sink_of(p_.variant.sinks, qo_head), lse);

@@ -89,7 +89,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
 
   /// A part of a tile. Lane r finds its row r % S::kPartRows.
   struct Part {
-    int32_t number = 0;  // among the parts of all tiles and kv heads
+    int32_t number = 0;  // number among the parts of all tiles and kv heads
     int32_t first_key = 0;
     int32_t num_valid = 0;  // rows that are keys of the segment; the others become zeros
     int32_t head = 0;

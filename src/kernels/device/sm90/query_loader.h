@@ -229,7 +229,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
     return static_cast<int>(
         quotient(static_cast<uint32_t>(num_rows + group_size.value - 1), group_size));
   }
-  /// Whether a tile of few rows has all heads of its tokens, at most 64 with the padding.
+  /// Whether a tile of few rows has the rows of all heads of its tokens, and these tokens, with
+  /// those that pad the tile, have at most 64 rows.
   FLASHPLAN_DEVICE bool has_whole_tokens(const PackedRows& rows) const {
     const Divisor& group_size = p_.schedule.group_size;
     const int32_t first = rows.query(0, group_size);

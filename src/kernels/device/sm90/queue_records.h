@@ -31,7 +31,7 @@ struct RecordPlace {
   int record;
   int word;  // word of that record
 };
-/// The record and word that word RecordWords::kTiles + `index` of QueueStart is.
+/// Returns which word of which record is word RecordWords::kTiles + `index` of QueueStart.
 FLASHPLAN_DEVICE RecordPlace first_record_place(int index) {
   using Words = RecordWords;
   constexpr int kAllTileWords = Words::kFirstRecords * Words::kTile;

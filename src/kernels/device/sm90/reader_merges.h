@@ -74,10 +74,9 @@ class Sm90ReaderMerges {
   static constexpr int32_t kNone = -1;
   static constexpr int32_t kComplete = -1;  // arrival counter of a marked request
 
-  /// The rest of merge_all().
+  /// Merges the `num_readers` requests in the list, if they fit in it; otherwise searches the tiles
+  /// of the queue for them. If `has_complete`, also searches for the requests marked kComplete.
   FLASHPLAN_DEVICE void merge_readers(int32_t num_readers, bool has_complete) const {
-    // The list has room for Sm90Readers::kMost requests. If there are more, the tiles of the queue
-    // are searched for them instead.
     const bool has_all = num_readers <= Sm90Readers::kMost;
     Search search = {};
     if (!has_all) search = begin_search(false);

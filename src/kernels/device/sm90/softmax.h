@@ -146,7 +146,8 @@ struct Sm90Softmax {
     return columns;
   }
 
-  /// One bit for each of a thread's columns, set where the key lies on a page of the cache.
+  /// One bit for each of a thread's columns, set where the page id of the key is
+  /// inside of the cache.
   /// `first`: the key of the first column.
   static FLASHPLAN_DEVICE uint32_t existing_columns(const AttentionParams& p,
                                                     const Sm90Context& context, int32_t first) {

@@ -9,8 +9,8 @@ namespace flashplan::device {
 /// For variants with a softmax this differs from Sm90Softmax in two ways. In a step in which every
 /// row sees every key, a logit is transformed right before its weight is computed, so that the
 /// arithmetic of the body runs beside the exponentials. And the shifts follow logits that grow with
-/// the key, as those of ALiBi do, before weights come out too large. For variants without one there
-/// are neither shifts nor sums.
+/// the key, as those of ALiBi do, before weights come out too large. For variants without a
+/// softmax there are neither shifts nor sums.
 template <typename S>
 struct Sm90VariantSoftmax : Sm90Softmax<S> {
   using Base = Sm90Softmax<S>;
@@ -162,7 +162,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
     // Half of what weights can hold is left for logits that are larger than the samples.
     constexpr float kSlack = 5.0F;
     // Added to the logits that the shifts are raised to, because the next ones are likely to be
-    // still larger. Products of 16 bits keep their precision for weights that are so much smaller.
+    // still larger. 16-bit weights that are smaller by 2^kAhead keep their precision.
     constexpr float kAhead = S::kQ == DType::kFloat16 ? 4.0F : 14.0F;
     const float scale = of.variant.exp2_scale;
     float samples[2];

@@ -48,7 +48,7 @@ struct WgmmaTile {
     return descriptor(tile, kBlockBytes, kGroupBytes);
   }
   static FLASHPLAN_DEVICE uint32_t step_of_rows(int k) { return (k * 2 * kGroupBytes) >> 4; }
-  /// Adding it to any operand moves it by `k` blocks of 64 dims.
+  /// Adding this to an operand moves the operand by `k` blocks of 64 dims.
   static FLASHPLAN_DEVICE uint32_t step_of_blocks(int k) { return (k * kBlockBytes) >> 4; }
 
  private:

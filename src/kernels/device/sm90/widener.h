@@ -105,7 +105,7 @@ class Sm90Widener : Sm90ProducerWarp<S> {
     // This warp's rows that are copied: begin + 256 * end. The others become zeros.
     int32_t rows;
     int32_t head;
-    int32_t key;   // the first one; of ragged keys, its row of the tensor
+    int32_t key;   // the first key; of ragged keys, its row of the tensor
     int32_t page;  // page id of this lane's row
   };
   // Values of Step::rows that are no rows. They mean: there is no step; other warps fill the slot
@@ -174,8 +174,9 @@ class Sm90Widener : Sm90ProducerWarp<S> {
     }
   }
 
-  // Slots that are being filled while a warp waits for another free one. To free it, the consumers
-  // may need the position after the one that has it now.
+  // The most slots that this warp is filling when it waits for another slot to become free. The
+  // consumers may need the slot after the awaited one before they free the awaited one, so that
+  // slot must not be among those that are still being filled.
   static constexpr int kMostFilling = 2;
   static_assert(S::kSlots >= kMostFilling + 2);
   FLASHPLAN_DEVICE uint32_t wide_rows(int slot) const {

@@ -10,7 +10,7 @@
 
 namespace flashplan::device {
 
-/// The branches stand as in sm90_mla_kernel().
+/// The branches have the same order as in sm90_mla_kernel(), for the same reason.
 template <typename Choices>
 __global__ void __launch_bounds__(WideShape<Choices>::kThreads, 1)
     sm90_wide_kernel(const __grid_constant__ AttentionParams p) {

@@ -45,7 +45,7 @@ __device__ __noinline__ void copy_wide_rows(const AttentionParams& p, bool is_ke
 #pragma unroll 1
   for (int r = lane / 8; r < S::kTileKv; r += 4) {
     int32_t page = 0;
-    int64_t row = 0;  // in the page; ragged keys are one page
+    int64_t row = 0;  // row in the page; ragged keys are one page
     const bool exists = r < block.count;
     if (exists) {
       const int32_t key = block.key + min(max(r, block.num_hidden), block.count - 1);
