@@ -16,11 +16,11 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
  public:
   using Base::Base;
 
-  /// Fills slots with keys or with values. Two warps call it, so that there is one copy of the
-  /// code, because code is fetched from memory, too. Where they fill one ring, the order of slots
-  /// is that in which the consumers use them: the keys of a step, then the values of the step
-  /// before it. Page ids are requested ahead, because on a busy GPU they take as long to arrive as
-  /// the keys. `queue_word`: what Sm90QueryLoader::request_queue() returned.
+  /// Fills slots: one warp fills those of keys, another one those of values. Both run the same
+  /// copy of the code, because code is fetched from memory, too. In one ring, slots have the order
+  /// in which the consumers use them: the keys of a step, then the values of the step before it.
+  /// Page ids are requested ahead, because on a busy GPU they take as long to arrive as the keys.
+  /// `queue_word`: what Sm90QueryLoader::request_queue() returned.
   FLASHPLAN_DEVICE void load_steps(uint32_t queue_word) {
     const bool loads_keys = warp_ == 0;
     Step ahead = {};  // the step whose page ids are requested, and whose keys are not

@@ -245,8 +245,8 @@ class Sm90Rotator {
   const Sm90Smem<S> smem_;
   const int thread_;
   int32_t num_steps_ = 0;
-  // 1 if the next step follows another step without a break: then the values of that step come
-  // after the keys of the next one. Otherwise 0.
+  // 1 if the next step follows another step without a break: then, in one ring, the values of that
+  // step come after the keys of the next one. Otherwise 0.
   int32_t follows_ = 0;
   int32_t place_ = 0;  // place of the queries, see Sm90Smem::queries()
 };

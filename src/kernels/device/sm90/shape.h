@@ -135,8 +135,9 @@ struct Sm90Shape : Choices {
   static constexpr int kQBarriers = kQBuffers * kQParts;
   // The size of what comes before the queries in shared memory; see Sm90SharedMemory.
   static constexpr int kHeaderBytes = 2048;
-  // Keys and values take turns in a ring of slots. Where keys are larger, each have a ring of their
-  // own, with slots of their size, so that there is room for one slot more.
+  // Keys and values take turns in a ring of slots. Where keys are larger than values, each
+  // of the two have a ring of their own, with slots of their size, so that there is room for one
+  // slot more.
   static constexpr bool kHasTwoRings = kKeyBytes > kValueBytes && !kGathers && !kWidens;
   static constexpr int kBudget = 227 * 1024 - kHeaderBytes;
   // Warps that widen always need room for a part of a tile each, so the ring can not use this room.

@@ -8,8 +8,8 @@
 
 namespace flashplan::device {
 
-/// The ring as a consumer warpgroup sees it, or both rings where keys and values have rings of their
-/// own. Slots are numbered, and each has the keys (`is_key`) or the values of one step.
+/// The ring as a consumer warpgroup sees it, or both rings where keys and values have rings of
+/// their own. Slots are numbered, and each has the keys (`is_key`) or the values of one step.
 template <typename S>
 class Sm90SlotRing {
  public:
