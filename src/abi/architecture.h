@@ -24,7 +24,8 @@ constexpr int smem_per_sm(int architecture) {
   return 228;
 }
 
-/// What the device code being compiled can have; on the host it does not matter.
+/// The shared memory of an SM, in KB, of the GPU that this code is being compiled for. In host code
+/// the value does not matter.
 #ifdef __CUDA_ARCH__
 constexpr int kCompiledSmemPerSm = smem_per_sm(__CUDA_ARCH__ / 10);
 #else

@@ -6,12 +6,13 @@
 
 namespace flashplan {
 
-/// A work tile with what only the tensors of the run say.
+/// A work tile, changed to fit the lengths, page table and mask that only the tensors of run()
+/// hold.
 struct BegunTile {
   PackedRows rows;
   int32_t request;
   int32_t position;  // of query 0 of the segment among the keys; see Mask
-  KeySpan keys;      // may be none, where the request is shorter than planned: end <= begin
+  KeySpan keys;      // empty (end <= begin) where the request is shorter than planned
   int32_t first_masked_key;
 };
 

@@ -25,7 +25,7 @@ constexpr Divisor make_divisor(int32_t value) {
   return {value, static_cast<uint32_t>(multiplier), bits - 1};
 }
 
-/// x / divisor.
+/// x / divisor, rounded down, for x < 2^31.
 FLASHPLAN_HOST_DEVICE uint32_t quotient(uint32_t x, const Divisor& divisor) {
 #ifdef __CUDA_ARCH__
   return divisor.value == 1 ? x : __umulhi(x, divisor.multiplier) >> divisor.shift;

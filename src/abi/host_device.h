@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// For functions that the host and the GPU both call.
+// The specifiers of functions that both the host and the GPU call.
 #pragma once
 
-// Always inline: the CPU kernel is compiled once per instruction set, and a copy with external
-// linkage could bring one set's instructions to another.
+// Always inline: the CPU kernel is compiled once per instruction set. If such a function had
+// external linkage, the linker would keep one copy for all of them, perhaps one with instructions
+// that the machine does not have.
 #ifdef __CUDACC__
 #define FLASHPLAN_HOST_DEVICE __host__ __device__ __forceinline__
 #else

@@ -19,15 +19,17 @@ struct KvView {
   int64_t head_stride = 0;
 };
 
-/// Where the last dims of keys lie, if not in the rows of K. All kv heads have the same ones.
+/// The last dims of keys, if they lie in a tensor of their own instead of the rows of K. All kv
+/// heads have the same ones.
 struct KeyTail {
   KvView view = {};
   int32_t num_dims = 0;  // 0: the rows of K are whole
 };
 
-/// Lists of the keys that each query sees, instead of page tables: page * page_size + row in page.
+/// Lists of the keys that each query sees, which take the place of page tables. An entry is
+/// page * page_size + row in page; -1 names no key.
 struct KeyLists {
-  const int32_t* slots = nullptr;  // [tokens, size]; null: none. Others than of the cache are -1.
+  const int32_t* slots = nullptr;  // [tokens, size]; null: there are no lists
   int64_t row_stride = 0;
   int32_t size = 0;
 };
@@ -38,15 +40,15 @@ struct PageTable {
   const int32_t* indptr = nullptr;  // [batch_size + 1], or null for a block table
   int64_t row_stride = 0;
   Divisor page_size = {};
-  int32_t num_pages = 1;  // of the cache, whose ids are [0, num_pages); 1: ragged
-  int32_t num_ids = 0;    // of a row of the block table, or of all requests in CSR
+  int32_t num_pages = 1;  // pages of the cache, whose ids are [0, num_pages); 1: ragged
+  int32_t num_ids = 0;    // ids in a row of the block table, or of all requests in CSR
 
   struct Row {
     int64_t first = 0;
     int32_t count = 0;
   };
-  /// Where the page ids of a request lie. None of them is outside of the ids in CSR, or of the
-  /// request's row of the block table, even if indptr is wrong.
+  /// The range of `ids` that a request has. It never leaves the table, even if indptr holds wrong
+  /// numbers.
   FLASHPLAN_HOST_DEVICE Row row_of(int32_t request) const {
     if (indptr == nullptr) return {request * row_stride, num_ids};
     const int32_t first = indptr[request];

@@ -12,7 +12,7 @@ namespace flashplan {
 /// mask_begin (flashplan/plan.h) on.
 struct MaskBits {
   bool is_given = false;
-  int32_t num_words = 0;            // of a row
+  int32_t num_words = 0;            // words of a row
   const uint32_t* words = nullptr;  // each holds the bits of 32 keys
   int64_t row_stride = 0;           // in words
 
@@ -44,9 +44,9 @@ struct Mask {
   bool causal = false;       // keys after the query's position are hidden
   int32_t window_left = -1;  // keys more than window_left before it are hidden too; -1: none
 
-  /// The keys among `keys` that the query at `position` sees. For a later query neither end is
-  /// earlier, so together the rows of a tile see the keys from the first one that its first row
-  /// sees to the last one that its last row sees.
+  /// The keys among `keys` that the query at `position` sees. Neither begin nor end gets smaller
+  /// for a later query, so the rows of a tile together see the keys from the first one that its
+  /// first row sees to the last one that its last row sees.
   FLASHPLAN_HOST_DEVICE KeySpan visible(int32_t position, KeySpan keys) const {
     const int32_t causal_end = position + 1;
     if (causal && causal_end < keys.end) keys.end = causal_end;

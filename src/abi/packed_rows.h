@@ -31,6 +31,7 @@ struct PackedRows {
   FLASHPLAN_HOST_DEVICE uint32_t token(int32_t row, const Divisor& group_size) const {
     return static_cast<uint32_t>(qo_begin + query(row, group_size));
   }
+  /// The query head of a row, for the rows of kv head `kv_head`.
   FLASHPLAN_HOST_DEVICE int32_t qo_head(int32_t kv_head, int32_t row,
                                         const Divisor& group_size) const {
     return (kv_head - query(row, group_size)) * group_size.value + row_begin + row;

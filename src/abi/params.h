@@ -52,7 +52,7 @@ struct TokenView {
 /// The caller's tensors.
 struct TensorParams {
   PageTable pages = {};
-  const int32_t* kv_lens = nullptr;  // [batch_size] real lengths; null: as planned
+  const int32_t* kv_lens = nullptr;  // [batch_size] real lengths; null: the planned ones
   TokenView<const void> q = {};      // [..., head_dim_qk]
   KvView k = {};
   KvView v = {};
@@ -91,11 +91,11 @@ struct WorkspaceParams {
 /// What the host alone reads.
 struct HostParams {
   bool shared_kv = false;               // values are the first dims of keys, and v is k
-  const RopeTurns* rope = nullptr;      // of queries and keys (CPU); null: none
+  const RopeTurns* rope = nullptr;      // rotation of queries and keys (CPU); null: none
   const int32_t* cta_indptr = nullptr;  // [num_ctas + 1]
   int32_t first_merge = 0;              // number of the first merge in use
-  int32_t num_merges = 0;               // in use, from first_merge on
-  int64_t total_cost = 0;               // of the schedule, in its units
+  int32_t num_merges = 0;               // merges in use, from first_merge on
+  int64_t total_cost = 0;               // predicted cost of all work tiles
   bool has_few_rows = false;  // the smallest tile holds the packed rows of an average request
   bool pdl = false;           // programmatic dependent launch
 };
@@ -103,13 +103,13 @@ struct HostParams {
 constexpr int32_t kMaxVariantTensors = 8;
 constexpr int32_t kMaxVariantScalars = 8;
 
-/// What a user's variant reads, in the order of its description.
+/// The tensors and scalars that a user's variant reads, in the order of its description.
 struct VariantArguments {
   const void* tensors[kMaxVariantTensors] = {};
   float scalars[kMaxVariantScalars] = {};
 };
 
-/// Where the last dims of queries and keys lie, if in tensors of their own.
+/// The last dims of queries and keys, if they lie in tensors of their own.
 struct TailParams {
   TokenView<const void> q = {};
   int32_t q_dims = 0;  // 0: the rows of q are whole
@@ -123,12 +123,12 @@ struct AttentionParams {
   VariantParams variant = {};
   WorkspaceParams workspace = {};
   HostParams host = {};
-  TensorMaps maps = {};             // (kernels that use them)
-  VariantArguments arguments = {};  // (users' variants)
-  PreparedKv prepared = {};         // (kernels that take them)
-  TailParams tails = {};            // (kernels that serve shared_kv, or keys in two tensors)
-  KeyLists lists = {};              // instead of page tables (kernels that serve shared_kv)
-  HeadScales q_scales = {};         // (kernels that serve 8-bit queries)
+  TensorMaps maps = {};             // read by kernels with KernelGeometry::uses_tensor_maps
+  VariantArguments arguments = {};  // read by users' variants
+  PreparedKv prepared = {};         // read by kernels that can prepare keys
+  TailParams tails = {};            // read by kernels for shared_kv, or for keys in two tensors
+  KeyLists lists = {};              // instead of page tables; read by kernels for shared_kv
+  HeadScales q_scales = {};         // read by kernels for 8-bit queries
 
   /// The factor that the logits of a kv head have besides variant.logits_scale.
   FLASHPLAN_HOST_DEVICE float head_scale(int32_t kv_head) const {

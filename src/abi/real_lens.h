@@ -35,7 +35,8 @@ FLASHPLAN_HOST_DEVICE void fit_to_length(const Mask& mask, const PackedRows& row
   if (is_last || keys.end > real.end) keys.end = real.end;
 }
 
-/// Whether a work tile must be fitted. A shared prefix must not: all its keys exist in any case.
+/// Whether fit_to_length() must be called for the work tiles of a segment. Not for those of a
+/// shared prefix: all its keys exist whatever the real lengths are.
 FLASHPLAN_HOST_DEVICE bool has_real_length(const AttentionParams& p, const Segment& segment) {
   return p.tensors.kv_lens != nullptr && !is_prefix(segment);
 }
@@ -49,7 +50,7 @@ FLASHPLAN_HOST_DEVICE int32_t real_length(const AttentionParams& p, const Segmen
   return real < 0 ? 0 : real < planned ? real : planned;
 }
 
-/// The request of a segment.
+/// The request that a work tile belongs to; for a shared prefix, the first of its requests.
 FLASHPLAN_HOST_DEVICE int32_t request_of(const WorkTile& tile, const Segment& segment,
                                          const PageTable& pages) {
   return pages.ids != nullptr ? segment.kv_row : tile.segment;

@@ -12,9 +12,9 @@ struct RopeTurns {
   bool interleaved = false;
   int32_t rotary_dim = 0;
   float gain = 1.0F;                     // of cos and sin
-  double turns[kMaxRotaryDim / 2] = {};  // of each pair from one position to the next, of 2 pi
+  double turns[kMaxRotaryDim / 2] = {};  // angle of each pair per position, in turns of 2 pi
 
-  /// What pair `pair` turns by, in 2^-64 of a turn. Whole turns are left out.
+  /// The angle of pair `pair` per position, in 2^-64 of a turn, without whole turns.
   uint64_t part_of_turn(int32_t pair) const {
     const double whole = static_cast<double>(static_cast<int64_t>(turns[pair]));
     return static_cast<uint64_t>((turns[pair] - whole) * 0x1p64);

@@ -32,8 +32,8 @@ struct TensorMaps {
   bool has_o = false;
   bool has_all_blocks = false;  // a box of k or v has all blocks of dims (sm90_wide: 4), else one
   int32_t box_rows = 0;         // of k and v: a divisor of the page size, or the keys of a step
-  int32_t boxes_of_step = 0;    // of keys, each with a page id; 0: no pages, or no map of k and v
-  int32_t steps_of_batch = 0;   // as many as have up to 32 boxes together
+  int32_t boxes_of_step = 0;    // boxes of k in a step, one page id each; 0: no pages, or no map
+  int32_t steps_of_batch = 0;   // steps whose page ids, up to 32, a warp loads at once
   int32_t num_kv_tokens = 0;    // rows of ragged k and v
   // A slab is a page of one head; page p of head h is slab p * slabs_per_page + h.
   int32_t k_slabs_per_page = 0;
@@ -46,11 +46,11 @@ struct TensorMaps {
   TensorMap k;             // (64 dims, 8 rows, blocks of 64 dims, groups of 8 rows, slabs)
   TensorMap v;
   TensorMap o;  // as q; a box has 64 rows
-  // Where values are the first dims of keys: the dims of queries, and of keys, behind those. Boxes
-  // of k then have four blocks of dims, those of k_tail one.
+  // Where values are the first dims of keys: q_tail and k_tail have the other dims of queries and
+  // keys. Boxes of k then have four blocks of dims, those of k_tail one.
   TensorMap q_tail;
-  // Also where values are no dims of keys, and the last dims of keys are in a tensor of their own:
-  // boxes of k and k_tail are then (64 dims, rows of a step, 1, 1, heads).
+  // k_tail is also used where values are a tensor of their own and the last dims of keys are
+  // another one: boxes of k and k_tail are then (64 dims, rows of a step, 1, 1, heads).
   TensorMap k_tail;
 };
 

@@ -11,7 +11,7 @@ namespace flashplan {
 /// The position of a logit. `query` and `key` are positions among the keys of the request.
 struct LogitPosition {
   int32_t request;
-  int32_t query;  // kv_len - qo_len + i of query i; negative where there are more queries than keys
+  int32_t query;  // of query i: kv_len - qo_len + i; negative if there are more queries than keys
   int32_t key;
   int32_t qo_head;
   int32_t kv_head;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions that bodies of a user's variant have; those that engines make each in its way are
-// in variant_math.h of cpu and kernels/device. Included by generated source only, inside a
-// namespace of its own; what begins with :: is of the compiler.
+// Functions that the bodies of a user's variant may call. Those that differ between CPU and GPU are
+// in cpu/variant_math.h and kernels/device/variant_math.h. Only generated source includes this
+// file, inside a namespace of its own; functions with a leading :: are the C library's or NVRTC's.
 
 FLASHPLAN_DEVICE float pow(float x, float y) { return ::powf(x, y); }
 FLASHPLAN_DEVICE float erf(float x) { return ::erff(x); }

@@ -12,8 +12,8 @@ namespace flashplan {
 
 /// A block of the sparse matrix: tokens of q against the keys of one row of the page table. Each
 /// request is one segment. A prefix that neighbouring requests share is one more segment, with the
-/// tokens of all these requests and the page table row of the first one. It has 16 bytes, which a
-/// GPU copies by one instruction.
+/// tokens of all these requests and the page table row of the first one. A Segment has 16 bytes,
+/// which a GPU copies by one instruction.
 struct Segment {
   int32_t qo_begin;  // first token, a row of q and o
   int32_t qo_len;    // tokens
@@ -76,10 +76,10 @@ struct Arrivals {
   int32_t counters[4];
 };
 
-/// The begin of a work queue in one place. A CTA reads it at once, where otherwise each look-up
-/// would wait for the one before.
+/// The first records of a work queue, copied to one place. A CTA reads all of them at once; looked
+/// up one by one, each would have to wait for the one before.
 struct alignas(16) QueueStart {
-  int32_t begin;  // of its tiles
+  int32_t begin;  // index of its first work tile
   int32_t end;
   int32_t first_prepared[2];  // PreparedKv::first_tiles of the two segments
   WorkTile tiles[2];          // the first two, or fewer if the queue is shorter

@@ -28,7 +28,8 @@ bool has_elements(const TensorView& view) noexcept;
 Status check_memory(const TensorArgument& argument) noexcept;
 
 /// Whether a view is in row-major order, gaps allowed, contiguous in the last dimension, and would
-/// pass check_memory(). This takes one pass; most tensors are so, and need no other check.
+/// pass check_memory(). This is a fast check that nearly all tensors pass; only the others need
+/// check_memory().
 bool is_plain(const TensorArgument& argument) noexcept;
 
 /// Refuses a written argument that shares the memory of an element with another argument. Both have
@@ -38,7 +39,8 @@ Status check_apart(const TensorArgument& written, const TensorArgument& other) n
 
 constexpr std::size_t kMostArguments = 20;
 
-/// Makes this check for all pairs of at most kMostArguments arguments of which one is written.
+/// Calls check_apart() for each pair of arguments of which at least one is written. Takes at most
+/// kMostArguments arguments.
 Status check_apart(std::span<const TensorArgument> arguments) noexcept;
 
 /// A view of memory as bytes.

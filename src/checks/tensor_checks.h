@@ -39,7 +39,8 @@ inline Status check_shape(const TensorArgument& argument,
 Status check_dtype(const TensorArgument& argument, DType expected, const char* why) noexcept;
 Status check_device(const TensorArgument& argument, Device expected) noexcept;
 
-/// Checks that the device of a tensor can exist, for the tensor that decides where a call works.
+/// Checks that a tensor is on the CPU or on cuda:<index>. Callers check this for the tensor whose
+/// device decides where the call runs; whether the machine has that GPU is found out later.
 Status check_device_exists(const TensorArgument& argument) noexcept;
 
 /// Whether all rows of a tensor (its last dimension) begin and end at multiples of 16 bytes.
@@ -61,7 +62,8 @@ Status check_entries(const char* name, const TensorView& tensor, Check check) {
   return {};
 }
 
-/// Checks scales of kv heads, but for their values: one for all heads, or one for each.
+/// Checks shape, dtype and device of the scales of kv heads, not their values. There is one scale
+/// for all heads, or one for each.
 Status check_head_scales(const TensorArgument& scales, int64_t num_kv_heads,
                          Device device) noexcept;
 
@@ -74,14 +76,14 @@ inline HeadScales head_scales(const TensorView& scales) {
 /// Checks the products of a number and the scales of kv heads, which lie in host memory.
 Status check_scales(const char* name, float scale, const TensorView& scales) noexcept;
 
-/// The page table that the tensors describe; see AttentionTensors.
+/// The caller's tensors that are a page table; see AttentionTensors.
 struct PageTableTensors {
   const TensorView& block_table;
   const TensorView& page_indptr;
   const TensorView& page_indices;
 };
 
-/// The same for kernels, once it is checked.
+/// The page table in the form that kernels read. The tensors have passed check_page_table().
 PageTable make_page_table(const PageTableTensors& tables, int32_t page_size,
                           int32_t num_pages) noexcept;
 
@@ -95,7 +97,7 @@ Status check_columns(const TensorView& block_table, int32_t request, int32_t kv_
 /// The page ids of a request.
 struct PageIds {
   const int32_t* ids = nullptr;
-  int64_t first = 0;  // their place in page_indices
+  int64_t first = 0;  // index of ids[0] in page_indices
 };
 
 /// Finds the page ids of `request`, which has `kv_len` tokens; for tables in host memory.
@@ -103,7 +105,7 @@ struct PageIds {
 Status find_page_ids(const PageTableTensors& tables, int32_t request, int32_t kv_len,
                      int32_t page_size, PageIds* ids) noexcept;
 
-/// How many pages a cache has that page ids, which are int32, can name.
+/// The number of pages of a cache, but at most as many as int32 page ids can name.
 int32_t num_pages_of(const TensorView& k_cache, const TensorView& v_cache) noexcept;
 
 /// Checks the ids of the pages of keys [first_key, kv_len) of `request`; for tables in host memory.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kinds of dtypes. A switch over all of DType stands for each, so that a new dtype does not compile
-// until it has a kind.
+// Kinds of dtypes. Each function is a switch over all of DType, so that the code does not compile
+// with a new dtype until every function names it.
 #pragma once
 
 #include "flashplan/tensor.h"
@@ -23,7 +23,8 @@ constexpr bool is_wide_float(DType dtype) noexcept {
   return false;
 }
 
-/// Whether values of this dtype are stored only, in caches and as results.
+/// Whether values of this dtype are only stored, in caches and results: kernels convert them to
+/// wider floats before they compute with them.
 constexpr bool is_narrow_float(DType dtype) noexcept {
   switch (dtype) {
     case DType::kFloat8E4M3:

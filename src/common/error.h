@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// error() makes every Status that has a message.
+// Makes Status values with messages, and the names of dtypes and devices that stand in them.
 #pragma once
 
 #include "flashplan/status.h"
@@ -7,13 +7,14 @@
 
 namespace flashplan {
 
-/// printf-style. The text reads `<argument>: expected <what>, got <what>`.
+/// A Status with a message in the style of printf(). Messages about arguments read
+/// `<argument>: expected <what>, got <what>`.
 [[gnu::format(printf, 2, 3)]] Status error(StatusCode code, const char* format, ...) noexcept;
 
-/// The spelling that the Python package uses: "bfloat16", "float8_e4m3fn", ...
+/// The name of a dtype as the Python package spells it: "bfloat16", "float8_e4m3fn", ...
 const char* to_string(DType dtype) noexcept;
 
-/// "cpu" or "cuda:0"; valid until the end of the full expression it is used in.
+/// The name of a device: "cpu" or "cuda:0".
 struct DeviceName {
   char text[32];
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a child of fork() needs: it has one thread, while other threads of its parent may have held
-// locks, or used shared state, at the moment of the fork.
+// Locks and global objects that a child of fork() can still use. The child has one thread, while
+// other threads of its parent may have held locks, or used shared state, at the moment of the fork.
 #pragma once
 
 #include <pthread.h>
@@ -22,8 +22,8 @@ std::unique_lock<std::mutex> fork_safe_lock() {
 }
 
 /// The process's only T, made at the first call; null if there is no memory. It is never destroyed:
-/// threads may use it until the process ends. A forked child makes a T of its own, and leaves that
-/// of its parent alone, which may have been in use.
+/// threads may use it until the process ends. A forked child makes a T of its own, because another
+/// thread may have been changing the parent's T at the moment of the fork.
 template <typename T>
 T* of_this_process() noexcept {
   static std::atomic<T*> current{nullptr};

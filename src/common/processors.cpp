@@ -32,13 +32,14 @@ int32_t processors_of(double quota, double period) {
 /// The smaller of two quotas; 0 means that there is no quota.
 int32_t tighter(int32_t a, int32_t b) { return a == 0 || b == 0 ? a + b : std::min(a, b); }
 
-/// As folder / name. When memory runs out, the operator of libstdc++ 12 destroys a path that it has
-/// not made, instead of throwing std::bad_alloc.
+/// The path of a file in a folder. This does not use `folder / name`: when memory runs out, that
+/// operator of libstdc++ 12 destroys a path that it has not made, instead of throwing
+/// std::bad_alloc.
 std::string file_in(const fs::path& folder, const std::string& name) {
   return folder.string() + "/" + name;
 }
 
-/// The quota that the files of one cgroup say.
+/// The CPUs that the quota of one cgroup allows, rounded up, read from its files; 0: no quota.
 int32_t quota_of(const std::string& group) {
   double quota = 0;
   double period = 0;
@@ -71,8 +72,8 @@ int32_t count_processors() noexcept {
   return count;
 }
 
-/// A positive number, or the first one of a list, as OMP_NUM_THREADS may be. 0: the variable is not
-/// set, or has another value.
+/// The positive number that an environment variable holds; of a list of numbers, as OMP_NUM_THREADS
+/// may hold, the first one. Returns 0 if the variable is not set or has another value.
 int32_t positive_number(const char* environment) {
   const char* text = std::getenv(environment);
   if (text == nullptr) return 0;

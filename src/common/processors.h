@@ -15,9 +15,10 @@ int32_t num_processors() noexcept;
 /// one), else num_processors(). A value that is no such number counts as none. Asked once.
 int32_t default_num_threads() noexcept;
 
-/// The CPUs that the quota of this process's cgroup is worth, or of a cgroup around it, rounded up;
-/// 0: there is no quota. `root` is "/" but in tests. Reads version 2 (cpu.max) and version 1
-/// (cpu.cfs_quota_us) of cgroups, wherever they are mounted.
+/// The CPUs that the smallest quota of this process's cgroup and of those around it allows, rounded
+/// up; 0: there is no quota. Reads version 2 (cpu.max) and version 1 (cpu.cfs_quota_us) of cgroups,
+/// wherever they are mounted. `root`: the folder that holds "proc" and the mounts, "/" except in
+/// tests.
 int32_t cgroup_quota(const std::filesystem::path& root);
 
 }  // namespace flashplan

@@ -13,18 +13,18 @@
 
 namespace flashplan {
 
-/// What elements a tensor of run() has.
+/// The dtypes that a tensor of run() may have.
 enum class RunTensorKind {
-  kQuery,   // of AttentionOptions::q_dtype
-  kCache,   // of AttentionOptions::kv_dtype
-  kOutput,  // of AttentionOptions::o_dtype
+  kQuery,   // AttentionOptions::q_dtype
+  kCache,   // AttentionOptions::kv_dtype
+  kOutput,  // AttentionOptions::o_dtype
   kFloat,   // float32 or bfloat16
   kFloat32,
   kInt32,
   kUInt32,
 };
 
-/// Which runs have a tensor.
+/// Which calls of run() need a tensor.
 enum class RunTensorUse { kAlways, kWithoutSharedKv, kOptional };
 
 enum class RunTensorAccess { kRead, kWrite };
@@ -39,15 +39,15 @@ struct RunTensor {
   /// The number that Python takes in the place of the tensor; null: it takes none.
   float AttentionTensors::* number = nullptr;
 
-  /// Whether every run of such a plan has it.
+  /// Whether every run() of a plan with this option `shared_kv` needs the tensor.
   constexpr bool is_required(bool shared_kv) const noexcept {
     return use == RunTensorUse::kAlways || (use == RunTensorUse::kWithoutSharedKv && !shared_kv);
   }
   constexpr bool is_written() const noexcept { return access == RunTensorAccess::kWrite; }
 };
 
-/// In the order in which the Python functions pass them, and in which they are imported: if several
-/// are wrong, the error names the first of these.
+/// All tensors of run(), in the order in which the Python functions pass and import them: if
+/// several are wrong, the error names the first one of this list.
 inline constexpr auto kRunTensors = [] {
   using T = AttentionTensors;
   using C = flashplan_attention_tensors;

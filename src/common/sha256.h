@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SHA-256 (FIPS 180-4): names of what is kept by its content, and checks that it was not damaged.
+// SHA-256 (FIPS 180-4), for the names and the checksums of cached files.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@ class Sha256 {
   using Digest = std::array<uint8_t, 32>;
 
   void add(const void* data, std::size_t size) noexcept;
-  /// Length and text: two texts are not the same as both in one.
+  /// Adds the length of a text and the text, so that "ab", "c" give another digest than "a", "bc".
   void add_text(std::string_view text) noexcept;
   /// The digest of what was added; ends the computation.
   Digest digest() noexcept;
@@ -29,7 +29,7 @@ class Sha256 {
   uint64_t size_ = 0;
 };
 
-/// In hexadecimal digits.
+/// A digest as 64 hexadecimal digits in lower case.
 std::string to_hex(const Sha256::Digest& digest);
 
 }  // namespace flashplan

@@ -96,22 +96,23 @@ class Killer {
   pid_t process_;
 };
 
-/// A stream that reads a text, which may be null. It throws std::bad_alloc, which streams otherwise
-/// take for the end of the text.
+/// A stream over a text, which may be null. It throws when memory runs out; by default a stream
+/// would take that for the end of the text.
 std::istringstream stream_of(const char* text) {
   std::istringstream stream(text != nullptr ? text : "");
   stream.exceptions(std::ios::badbit);
   return stream;
 }
 
-/// Starts `command` in a process group of its own, its output going to `output_end`. Returns 0 or
-/// an errno.
+/// Starts `command` in a process group of its own, with stdout and stderr going to `output_end`.
+/// Returns 0 or an errno.
 int start(const std::vector<std::string>& command, const fs::path& folder, int output_end,
           pid_t* process) {
   std::vector<char*> argv;
   for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
-  // The compiler's messages must be in English, so that their form is known.
+  // In this locale compilers write their messages in English, in the form that is searched for
+  // errors.
   std::vector<char*> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     if (std::string(*entry).rfind("LC_", 0) != 0) environment.push_back(*entry);
@@ -128,7 +129,7 @@ int start(const std::vector<std::string>& command, const fs::path& folder, int o
   posix_spawn_file_actions_adddup2(&actions, output_end, 1);
   posix_spawn_file_actions_adddup2(&actions, output_end, 2);
   posix_spawn_file_actions_addchdir_np(&actions, folder.c_str());
-  // The compiler gets the default handling of signals, whatever this process has made of them.
+  // The compiler gets the default handling of signals, whatever this process has set.
   sigset_t none, defaults;
   sigemptyset(&none);
   sigemptyset(&defaults);

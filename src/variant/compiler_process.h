@@ -31,8 +31,8 @@ struct ProcessResult {
   std::string output;      // of stdout and stderr, the first 64 KB
 };
 
-/// Runs a program in a working folder, and waits for it, but not for what it leaves running. After
-/// `seconds` it is killed, together with all processes that it has started.
+/// Runs a program in a working folder, and waits for it, but not for processes that it leaves
+/// running. After `seconds` the program is killed, together with all processes of its group.
 ProcessResult run_process(const std::vector<std::string>& command,
                           const std::filesystem::path& folder, double seconds);
 
@@ -40,10 +40,10 @@ ProcessResult run_process(const std::vector<std::string>& command,
 /// no such program.
 std::string find_program(const std::string& name);
 
-/// The words of an environment variable, as options of a compiler.
+/// The options for a compiler that an environment variable holds, separated by spaces.
 std::vector<std::string> words_of(const char* environment);
 
-/// The seconds that a compilation may take: FLASHPLAN_COMPILE_SECONDS, or else 60.
+/// The longest time that a compilation may take: FLASHPLAN_COMPILE_SECONDS, by default 60.
 double compile_seconds();
 
 }  // namespace flashplan

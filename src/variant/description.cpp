@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Variant::create: names and dtypes of a description.
+// Variant::create(), which checks the names and dtypes of a description.
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -62,7 +62,7 @@ bool contains(const std::string_view (&names)[kCount], std::string_view name) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
 }
 
-/// Checks that a name is an identifier that C++ leaves to programs: no keyword, and not reserved.
+/// Checks that `name` is an identifier that C++ does not reserve.
 Status check_name(const char* argument, const char* name) {
   const std::string_view text = name != nullptr ? name : "";
   const auto is_word = [](char c) {
@@ -137,8 +137,8 @@ Status copy_scalars(const VariantDescription& d, Variant::Impl* variant) {
   return {};
 }
 
-/// Copies a body. It must have no macros: these can keep a compiler busy for ever, and NVRTC before
-/// 12.9 can not be stopped.
+/// Copies a body, and refuses one with preprocessor directives: macros can keep a compiler busy for
+/// ever, and NVRTC can not be stopped.
 Status copy_body(const char* name, const char* body, std::optional<std::string>* to) {
   if (body == nullptr) return {};
   const std::string_view text = body;

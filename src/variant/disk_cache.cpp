@@ -31,8 +31,8 @@ namespace fs = std::filesystem;
 constexpr std::string_view kSuffix = ".variant";
 constexpr std::string_view kLockSuffix = ".variant.lock";
 constexpr std::size_t kKeySize = 64;
-constexpr std::string_view kMagic = "flashplan cache 1";  // before the checksum, at the end
-// Larger files are not read. No compiled variant is so large.
+constexpr std::string_view kMagic = "flashplan cache 1";  // stands before the final checksum
+// Larger than any compiled variant. Larger files are not read.
 constexpr std::size_t kMostFileBytes = 256 << 20;
 constexpr std::size_t kTrailerSize = kMagic.size() + sizeof(Sha256::Digest);
 
@@ -106,7 +106,8 @@ Descriptor open_folder(const fs::path& path, bool make) {
 
 enum class Kind { kForeign, kEntry, kTemporary };
 
-/// Only files that this class has named are ever deleted. All others are kForeign.
+/// Tells from its name what a file in the folder is. Files whose names DiskCache can not have given
+/// are kForeign, and are never deleted.
 Kind kind_of(std::string_view name) {
   const std::string_view key = name.substr(0, kKeySize);
   const std::string_view suffix = name.substr(key.size());
@@ -123,8 +124,8 @@ struct CachedFile {
   std::string name;
 };
 
-/// Deletes the files used longest ago until the others fit into most_bytes(), and what a process
-/// that ended early has left behind.
+/// Deletes the least recently used files until all fit into most_bytes(), and temporary files older
+/// than an hour, which processes that ended early have left behind.
 void evict(int folder) {
   Descriptor again(::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   const auto close = [](DIR* list) { ::closedir(list); };
@@ -175,8 +176,7 @@ std::optional<std::string> DiskCache::load(const std::string& name) const {
   const std::size_t size = content->size() - kTrailerSize;
   if (content->compare(size, kTrailerSize, checksum({content->data(), size})) != 0) return {};
   content->resize(size);
-  // Marks the file as used now. Where it can not be written, it is valid all the same.
-  ::futimens(file.number(), nullptr);
+  ::futimens(file.number(), nullptr);  // may fail, as in a folder that can only be read
   return content;
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compiled variants on disk. The name of a file is a hash of everything that it was made from. Many
 // processes may use the cache: a file is written under another name and then renamed, and has a
-// checksum. A failure of the disk leads to another compilation, not to an error. What is kept is
-// run, so the folder and the files must be this user's, and nobody else may be able to write them.
+// checksum. A failure of the disk leads to another compilation, not to an error. The files are
+// executed, so they and their folder must belong to this user, and nobody else may be able to write
+// them.
 #pragma once
 
 #include <filesystem>
@@ -46,7 +47,7 @@ class DiskCache {
   };
 
  private:
-  std::filesystem::path folder_;  // empty: none
+  std::filesystem::path folder_;  // empty: there is no cache
 };
 
 /// The warning about the cache in this process. It is returned once; afterwards, or without a

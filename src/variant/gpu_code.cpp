@@ -18,7 +18,7 @@
 namespace flashplan {
 namespace {
 
-/// The source of a struct with the plan's options, so that the kernel has no code for other plans.
+/// A struct of constants that describe the plan, so that the kernel has no code for other plans.
 std::string plan_source(const GpuKernelTraits& traits) {
   const auto flag = [](const char* name, bool value) {
     return std::string("  static constexpr bool ") + name + (value ? " = true;\n" : " = false;\n");
@@ -61,13 +61,12 @@ std::vector<std::string> compiler_options(const Variant::Impl& variant,
   std::vector<std::string> options = {
       architecture,
       "--std=c++20",
-      "--device-as-default-execution-space",  // public headers have functions without __device__
-      "--prec-div=false",  // for bodies; the kernel itself uses instructions by name
+      "--device-as-default-execution-space",  // so that kernels may call constexpr functions
+      "--prec-div=false",  // affects bodies alone: the kernel names its instructions itself
       "--prec-sqrt=false",
-      "--diag-error=940"};  // a body that does not return a value
-  // Flushing subnormal numbers to zero saves instructions in each exponential and each quotient. In
-  // comparisons it costs some, and most masks are comparisons, so without `logits` nothing is
-  // flushed.
+      "--diag-error=940"};  // refuses a body that returns no value
+  // With subnormal numbers each exponential and each quotient takes more instructions, and bodies
+  // of `logits` have such. Comparisons take fewer, and bodies of `mask` hardly have anything else.
   if (variant.logits) options.emplace_back("--ftz=true");
   const std::vector<std::string> own = words_of("FLASHPLAN_NVRTC_FLAGS");
   options.insert(options.end(), own.begin(), own.end());
@@ -86,8 +85,8 @@ std::string first_error(const std::string& log) {
   return "no message";
 }
 
-/// Loads a file of the cache: the name of the kernel, a line of its own, then the cubin. Code equal
-/// to `refused` is not taken.
+/// Loads a file of the cache, whose first line is the name of the kernel and whose rest is the
+/// cubin. Returns false if there is none, or if its cubin is that of `refused`.
 bool load_cached(const DiskCache& cache, const std::string& key, const GpuCode* refused,
                  GpuCode* code) {
   const std::optional<std::string> content = cache.load(key);
@@ -127,7 +126,7 @@ Status make_gpu_code(const Variant::Impl& variant, const GpuKernelTraits& traits
   NvrtcResult result;
   const Status status = compile_with_nvrtc(program_source(variant, traits), kernel_name(traits),
                                            compiler_options(variant, traits), &result);
-  if (!result.log.empty()) {  // an empty log must not replace that of another kernel
+  if (!result.log.empty()) {  // else keep the log of another kernel of this variant
     const std::scoped_lock log_lock(variant.log_mutex);
     variant.log = result.log;
   }

@@ -35,13 +35,13 @@ struct GpuKernelTraits {
   bool softcap = false;
   bool custom_mask = false;
   bool batch_invariant = false;
-  bool few_rows_alone = false;      // for sm80: see FewRowsAlone
+  bool few_rows_alone = false;      // for sm80 kernels; see FewRowsAlone
   const RopeTurns* rope = nullptr;  // rotation of queries and keys; null: none
 };
 
 struct GpuCode {
   std::string cubin;
-  std::string kernel;  // the kernel's name in the cubin
+  std::string kernel;  // name of the kernel in the cubin
   bool was_cached = false;
 };
 

@@ -35,7 +35,7 @@ struct Nvrtc {
   int (*set_flow_callback)(Program, int (*callback)(void* payload, void*), void* payload);
 };
 
-// fork_safe_lock<Nvrtc>() guards the variables below.
+// fork_safe_lock<Nvrtc>() guards these three variables.
 std::string path_of_package;
 bool is_loaded = false;
 Nvrtc nvrtc;
@@ -117,7 +117,7 @@ void set_nvrtc_path(const std::string& path) noexcept try {
   const auto lock = fork_safe_lock<Nvrtc>();
   path_of_package = path;
 } catch (...) {
-  // load_nvrtc() then tries the usual names only.
+  // Out of memory: load_nvrtc() then tries the usual names alone.
 }
 
 Status load_nvrtc(const char* argument) noexcept try {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NVRTC, NVIDIA's run-time compiler. It is loaded when it is first needed, so that the library does
-// not link it.
+// NVRTC, NVIDIA's run-time compiler. The library does not link it, but loads it when it is first
+// needed.
 #pragma once
 
 #include <string>
@@ -20,16 +20,16 @@ struct NvrtcResult {
   std::string log;
 };
 
-/// Whether NVRTC can be loaded: kUnsupported says how to get it. `argument`: what needs it.
+/// Loads NVRTC unless it is loaded. `argument`: the argument that needs it, for the message.
+///   kUnsupported  there is no NVRTC; the message says how to get it
 Status load_nvrtc(const char* argument = "variant") noexcept;
 
 /// The version of the loaded library, such as "13.0"; empty if none is loaded.
 std::string nvrtc_version();
 
-/// Compiles `source`, which may include the library's own headers, with the options of a compiler,
-/// such as the architecture. `kernel`: a template-id of a kernel.
-///   kInvalidArgument  it does not compile, or not within compile_seconds(); the log has the
-///                     reasons
+/// Compiles `source`, which may include the library's own headers, for an architecture ("sm_90a").
+/// `kernel`: a template-id of a kernel.
+///   kInvalidArgument  it does not compile, or not within compile_seconds(); see the log
 ///   kUnsupported      there is no NVRTC
 Status compile_with_nvrtc(const std::string& source, const std::string& kernel,
                           const std::vector<std::string>& options, NvrtcResult* result);

@@ -26,7 +26,7 @@ const char* why_not_private(const struct stat& facts) noexcept {
   return nullptr;
 }
 
-/// Makes a folder, and those above it that are missing. Returns 0 or an errno.
+/// Makes a folder and the missing folders above it. Returns 0 or an errno.
 int make_folders(const fs::path& path) {
   if (::mkdir(path.c_str(), 0700) == 0 || errno == EEXIST) return 0;
   if (errno != ENOENT || !path.has_parent_path() || path.parent_path() == path) return errno;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The code that was made in this process, once for each key.
+// Code that this process has compiled or loaded, once for each key.
 #pragma once
 
 #include <map>

@@ -15,8 +15,8 @@ constexpr const char* kOfElements = "float x, int request, int token, int head, 
 constexpr const char* kOfKeys =
     "int request, int query, int key, int qo_head, int kv_head, int qo_len, int kv_len";
 
-/// Appends a function with the body's text. The compiler reports errors at the body's own lines and
-/// columns.
+/// Appends a function whose body is the user's text. `#line` makes the compiler report errors at
+/// the lines of that text.
 void append_body(std::string& text, const Variant::Impl& variant, const char* name,
                  const std::string& result, const std::string& parameters,
                  const std::string& body) {
@@ -55,13 +55,13 @@ void append_element_hook(std::string& text, const char* flag, const std::string&
   text += "  }\n";
 }
 
-/// A number as text, which does not depend on the locale.
+/// The shortest text of a float, written alike in every locale.
 std::string number(float x) {
   char text[32] = {};
   return {std::begin(text), std::to_chars(std::begin(text), std::end(text), x).ptr};
 }
 
-/// Appends what a kernel reads of a rotation. `turns` are in 2^-64 of a turn.
+/// Appends the constants by which a kernel rotates. Angles are integers, in 2^-64 of a turn.
 void append_rope(std::string& text, const RopeTurns& rope) {
   text += "  static constexpr bool kRotates = true;\n";
   text += "  static constexpr int kRotaryDim = " + std::to_string(rope.rotary_dim) + ";\n";
@@ -95,8 +95,8 @@ constexpr const char* kAtLogit =
 }  // namespace
 
 std::string variant_source(const Variant::Impl& v, bool softcap, const RopeTurns* rope) {
-  // Without a softmax the weights are the scaled logits, so these are needed even if there is no
-  // body.
+  // Without a softmax the weights are the scaled logits, so OwnLogits computes logits even if there
+  // is no body for them.
   const bool own_logits = v.logits || !v.softmax;
   const char* base = own_logits ? "OwnLogits" : softcap ? "Softcap" : "Standard";
   std::string text;
@@ -154,7 +154,7 @@ const char* dtype_constant(DType dtype) {
   return "DType::unknown";  // which does not compile
 }
 
-// Returns keywords of C++ only, because a tensor may be called int32_t.
+// Types are named by keywords, because a user's tensor may be called int32_t.
 const char* element_type(DType dtype) {
   switch (dtype) {
     case DType::kFloat32: return "float";

@@ -15,11 +15,10 @@ namespace flashplan {
 std::string variant_source(const Variant::Impl& variant, bool softcap,
                            const RopeTurns* rope = nullptr);
 
-/// The C++ constant of a dtype, such as "DType::kFloat16".
+/// The name of a dtype in C++ source, such as "DType::kFloat16".
 const char* dtype_constant(DType dtype);
 
-/// The C++ type of an element of a variant's tensor; null for dtypes that such tensors can not
-/// have.
+/// The C++ type of the elements of a variant's tensor; null for dtypes that it can not have.
 const char* element_type(DType dtype);
 
 }  // namespace flashplan
