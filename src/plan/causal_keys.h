@@ -7,8 +7,9 @@
 
 namespace flashplan {
 
-/// The keys that a query sees below the causal mask, at the mean over the queries of a request. All
-/// queries see the keys before the first query's position, and half of them see the others.
+/// The number of keys that a query sees below the causal mask, on average over the queries of a
+/// request. All queries see the keys before the first query's position; of the later keys a query
+/// sees half, on average.
 constexpr int64_t mean_causal_keys(int32_t qo_len, int32_t kv_len) noexcept {
   return std::max(int64_t{kv_len} - qo_len / 2, int64_t{kv_len} / 2);
 }

@@ -8,7 +8,7 @@ namespace flashplan {
 
 constexpr int32_t kMaxCtas = 4096;
 
-/// Whether the options make sense, whatever the kernels and devices that there are.
+/// Checks the options by themselves: not whether a kernel or a device for them exists.
 ///   kInvalidArgument  an option is out of range
 ///   kUnsupported      a dtype that no kernel has
 Status check_options(const AttentionOptions& options) noexcept;

@@ -24,7 +24,7 @@ int32_t num_tiles_of(const ScheduleShape& shape, int32_t kv_len) {
   return ceil_divide(kv_len, shape.tile_kv);
 }
 
-/// How many row tiles of a request read a key, at the mean over its keys.
+/// How many row tiles of a request read a key, on average over its keys.
 int64_t reads_of_key(const ScheduleShape& shape, int32_t qo_len, int32_t kv_len) {
   const int64_t rows = int64_t{qo_len} * shape.group_size;
   const int64_t row_tiles = (rows + shape.tile_q - 1) / shape.tile_q;
@@ -32,7 +32,7 @@ int64_t reads_of_key(const ScheduleShape& shape, int32_t qo_len, int32_t kv_len)
   return row_tiles * mean_causal_keys(qo_len, kv_len) / kv_len;
 }
 
-/// Prepares each request that is read often enough, as long as there is room.
+/// Chooses each request whose keys are read often enough, as long as there is room for its tiles.
 int32_t choose_some(const Batch& batch, const ScheduleShape& shape, int32_t max_tiles,
                     int32_t* first_tiles) {
   int32_t num_tiles = 0;
@@ -55,9 +55,10 @@ int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kerne
   const KernelGeometry& geometry = kernel.geometry;
   const int64_t bytes =
       (int64_t{geometry.prepared_key_bytes} + geometry.prepared_value_bytes) * options.num_kv_heads;
-  // Behind a window few row tiles read a key.
+  // With a sliding window few row tiles read a key.
   if (bytes == 0 || options.window_left >= 0) return 0;
-  // Keys are rotated with other roundings where they are prepared, which depends on the batch.
+  // Prepared keys are rotated with other roundings, and whether keys are prepared depends on the
+  // whole batch.
   if (options.batch_invariant && options.rope) return 0;
   const int64_t rows =
       int64_t{options.max_qo_tokens} * (options.num_qo_heads / options.num_kv_heads);
@@ -80,7 +81,7 @@ int32_t choose_prepared_kv(const Batch& batch, const ScheduleShape& shape,
   const int64_t most_reads = int64_t{shape.prepare_reads} * kPrepareTuning.most_reads_numerator /
                              kPrepareTuning.most_reads_denominator;
   int64_t num_tiles = 0;
-  int64_t num_reads = 0;  // of tiles
+  int64_t num_reads = 0;  // how many tiles all row tiles read together
   for (int32_t r = 0; r < batch.batch_size; ++r) {
     tiles.first_tiles[r] = static_cast<int32_t>(num_tiles);
     const int32_t qo_len = batch.qo_indptr[r + 1] - batch.qo_indptr[r];

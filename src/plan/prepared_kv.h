@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// When keys and values are prepared: written to the workspace once, rotated if the plan rotates, as
-// they lie in shared memory. Otherwise each row tile rotates, or gathers, the keys that it reads.
+// Decides when keys and values are prepared: rotated if the plan rotates, and written to the
+// workspace once, in the layout of shared memory. Otherwise each row tile rotates, or gathers, the
+// keys that it reads.
 #pragma once
 
 #include <cstdint>
@@ -29,10 +30,10 @@ int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kerne
 /// those of each request begin. Keys of a request are worth it if at least
 /// ScheduleShape::prepare_reads row tiles read each of them. With ScheduleShape::prepares_some this
 /// is decided for each request. Without it, either all requests of a batch are prepared or none, so
-/// that the warps that load keys have one task; the mean over the keys of the batch decides, in
-/// which a request counts as at most 3/2 of prepare_reads (PrepareTuning): many reads of a long
-/// request do not make up for a short one, whose few steps do not hide the wait. `segments`: those
-/// of the schedule. Returns the number of tiles; 0: none.
+/// that the warps that load keys have one task; the average over the keys of the batch decides. In
+/// this average a request counts for at most 3/2 of prepare_reads (PrepareTuning): many reads of a
+/// long request do not make up for a short one, whose few steps do not hide the time that preparing
+/// takes. `segments`: those of the schedule. Returns the number of prepared tiles.
 int32_t choose_prepared_kv(const Batch& batch, const ScheduleShape& shape,
                            std::span<const Segment> segments, int32_t max_tiles,
                            const PreparedTiles& tiles) noexcept;

@@ -11,8 +11,8 @@
 namespace flashplan {
 namespace {
 
-// Radians from one position to the next. At any position that apply_rope() takes, the turns of this
-// frequency fit into an int64.
+// The largest frequency of a pair, in radians per position. With it the number of turns fits into
+// an int64 at every position that apply_rope() takes.
 constexpr double kMaxFrequency = 1e6;
 
 Status check_number(const char* name, double value, double above) {
@@ -21,7 +21,7 @@ Status check_number(const char* name, double value, double above) {
                above, value);
 }
 
-/// Radians from one position to the next.
+/// The frequency of a pair, in radians per position, with the scaling of Llama 3.
 double llama3_frequency(const Rope& rope, double frequency) {
   const double rotations = rope.original_length * frequency / (2 * std::numbers::pi);
   if (rotations > rope.high_freq_factor) return frequency;
@@ -32,7 +32,7 @@ double llama3_frequency(const Rope& rope, double frequency) {
 }
 
 double yarn_frequency(const Rope& rope, int32_t pair, int32_t rotary_dim, double frequency) {
-  // The dim that makes `rotations` in original_length.
+  // The dim whose pair makes `rotations` turns within original_length positions.
   const auto dim_of = [&](double rotations) {
     return rotary_dim * std::log(rope.original_length / (rotations * 2 * std::numbers::pi)) /
            (2 * std::log(rope.theta));

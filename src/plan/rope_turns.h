@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a Rope to what kernels read of it.
+// Computes from a Rope the angles that kernels read.
 #pragma once
 
 #include <cstdint>

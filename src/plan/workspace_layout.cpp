@@ -50,8 +50,8 @@ WorkspaceLayout place(const AttentionOptions& options, const KernelChoice& choic
   return layout;
 }
 
-/// For how many partial results there should be room. Batch-invariant plans may write one for each
-/// chunk of a request, so their long requests need more.
+/// How many slots for partial results the workspace should have. Batch-invariant plans may write
+/// one partial result for each chunk of a request, so their long requests need more.
 int32_t wanted_slots(const AttentionOptions& options, const KernelChoice& choice) {
   constexpr WorkspaceTuning kTuning = kWorkspaceTuning;
   if (choice.chunk_kv == 0) {
@@ -87,7 +87,7 @@ WorkspaceLayout layout_workspace(const AttentionOptions& options, const KernelCh
   }
   const std::size_t without_slots = place(options, choice, 0, 0).total;
   const std::size_t with_one = place(options, choice, 1, 0).total;
-  const std::size_t per_slot = with_one - without_slots;  // rounded up, so a safe estimate
+  const std::size_t per_slot = with_one - without_slots;  // never too small: sizes are rounded up
   const std::size_t room = *limit > without_slots ? *limit - without_slots : 0;
   return place(options, choice,
                static_cast<int32_t>(

@@ -27,9 +27,9 @@ struct WorkspaceLayout {
   int32_t max_prepared_tiles = 0;
 };
 
-/// With `limit` bytes, fewer than the bounds ask for, there are fewer prepared tiles, down to none,
-/// and then fewer partial slots, down to none.
-/// If `total` is over the limit, the buffers do not fit even without partial slots.
+/// Lays out the workspace for the plan's bounds. If that takes more than `limit` bytes, the layout
+/// has fewer prepared tiles, down to none, and then fewer partial slots, down to none. If `total`
+/// is still over the limit, the fixed buffers do not fit.
 WorkspaceLayout layout_workspace(const AttentionOptions& options, const KernelChoice& choice,
                                  std::optional<std::size_t> limit) noexcept;
 

@@ -13,14 +13,14 @@ constexpr BatchKind other_kind(BatchKind kind) noexcept {
   return kind == BatchKind::kFewRows ? BatchKind::kManyRows : BatchKind::kFewRows;
 }
 
-/// The most packed query rows that are few. In batch-invariant plans a single query has few rows in
-/// any case.
+/// The most packed query rows with which a request counts as one of few rows. In batch-invariant
+/// plans a request of a single query always does.
 int32_t most_few_rows(const AttentionOptions& options) noexcept;
-/// The most queries of a request whose rows are few.
+/// The most queries with which a request counts as one of few rows.
 int32_t most_few_queries(const AttentionOptions& options) noexcept;
 
-/// kFewRows if the bounds leave room for one query per request, and its group of query heads has
-/// few rows.
+/// The kind of batches that the plan's bounds are made for: kFewRows if they allow one query per
+/// request and no more, and the query heads of a kv head are few rows.
 BatchKind kind_of_bounds(const AttentionOptions& options) noexcept;
 
 /// Whether batches of both kinds are within the bounds, so that a plan should have a kernel for
@@ -35,7 +35,7 @@ struct RequestKinds {
 };
 RequestKinds kinds_of_requests(const Batch& batch, const AttentionOptions& options) noexcept;
 
-/// The kind of a batch: kFewRows, unless one of its requests has many.
+/// The kind of a batch: kFewRows, unless one of its requests has many rows.
 BatchKind kind_of(const Batch& batch, const AttentionOptions& options) noexcept;
 
 /// Whether each request of a plan with two kernels runs on the kernel for its own number of rows,

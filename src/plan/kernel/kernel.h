@@ -40,12 +40,13 @@ enum class Axis : int32_t {
 /// kernel waits for memory; with tiles of many rows, of prompts or of shared prefixes, it computes.
 enum class BatchKind : int32_t { kFewRows, kManyRows };
 
-/// Kernels that are built in the same way.
+/// Kernels that are compiled from the same code, for different dtypes and head dims.
 struct KernelFamily {
   const char* name;  // "sm80", as in kernels.json
   DeviceType device;
   KernelGroup group = KernelGroup::kGeneral;
-  /// What plans with variants and rotations compile; null: the family serves none.
+  /// The code that is compiled at run time for plans with variants or rotations; null: the family
+  /// serves no such plans.
   const DeviceProgram* program = nullptr;
   /// Whether the kernels run work tiles of shared prefixes, and their merges.
   bool shares_prefixes = false;
@@ -77,16 +78,16 @@ struct KernelBody {
 struct KernelGeometry {
   int32_t tile_q = 0;                     // packed query rows of the largest tile
   int32_t tile_kv = 0;                    // keys of a step
-  int32_t paired_dims = 0;                // of kv heads that are read two at a time in decodes
+  int32_t paired_dims = 0;                // head dim with which decodes read two kv heads at a time
   std::array<KernelBody, 3> bodies = {};  // in the order of their rows; unused ones are empty
-  int32_t queues_per_processor = 0;       // CTAs that an SM holds at once; queues per CPU
-  int32_t threads = 0;                    // of a CTA
+  int32_t queues_per_processor = 0;       // CTAs that an SM holds; on the CPU queues per core
+  int32_t threads = 0;                    // threads of a CTA
   int32_t smem_bytes = 0;                 // dynamic shared memory of a CTA
   bool uses_tensor_maps = false;          // reads AttentionParams::maps
   bool gathers = false;                   // copies keys and values row by row
-  bool prepares_some = false;             // takes batches of which some requests are prepared
-  int32_t prepared_key_bytes = 0;         // as in PreparedKv; 0: the kernel takes none
-  int32_t prepared_value_bytes = 0;       // 0: it takes prepared keys alone
+  bool prepares_some = false;             // some requests of a batch may be prepared, others not
+  int32_t prepared_key_bytes = 0;         // of a tile, see PreparedKv; 0: keys are not prepared
+  int32_t prepared_value_bytes = 0;       // of a tile; 0: values are not prepared
 
   friend bool operator==(const KernelGeometry&, const KernelGeometry&) = default;
 };
@@ -99,7 +100,7 @@ struct KernelCode {
                     std::byte* scratch) noexcept = nullptr;
   const void* few_rows_first = nullptr;   // the body of few rows comes first in the code
   const void* many_rows_first = nullptr;  // the same kernel in the other order
-  // The kernel for heads of KernelGeometry::paired_dims, where that is code of its own.
+  // The kernel for heads of KernelGeometry::paired_dims, if they have code of their own.
   const void* short_rows_first = nullptr;
   // The kernel for keys whose last dims are in a tensor of their own, without shared_kv. Null: the
   // kernel takes none.
@@ -140,9 +141,10 @@ struct Kernel {
   }
 };
 
-/// "tiles of 16/64/128 rows x 64 keys, 6/3/2 stages, 128 threads, 112 KB, 2 queues per processor"
+/// A text like "tiles of 16/64/128 rows x 64 keys, 6/3/2 stages, 128 threads, 112 KB, 2 queues per
+/// processor".
 std::string to_string(const KernelGeometry& geometry);
-/// "sm80_bf16_d128 for 90a: tiles of ..."
+/// A text like "sm80_bf16_d128 for 90a: tiles of ...".
 std::string to_string(const Kernel& kernel);
 
 /// The architectures of all kernels, each once, as "80;90a". What does not fit is cut off.
@@ -153,11 +155,11 @@ ArchitectureNames architectures_of(std::span<const Kernel> kernels) noexcept;
 
 /// first_unserved() of kernels that are compiled for dtypes, head dims and softcap.
 Axis first_unserved_axis(const Kernel& kernel, const AttentionOptions& options) noexcept;
-/// Whether the kernel reads kv heads two at a time in decodes. Its code for variants and masks does
+/// Whether the kernel reads kv heads two at a time in decodes. Code for variants and masks does
 /// not.
 bool pairs_heads(const Kernel& kernel, const AttentionOptions& options) noexcept;
-/// Whether the code of the chosen kernel is compiled at run time. Rotations are compiled into the
-/// kernels of GPUs; those of the CPU have them.
+/// Whether the code of the chosen kernel is compiled at run time: for variants, and on GPUs for
+/// rotations, which the compiled-in kernels of the CPU can do.
 bool needs_compiler(const AttentionOptions& options) noexcept;
 /// Whether tensor maps can bring the keys: each page consists of whole boxes, which have 8 rows, or
 /// there are no pages.
@@ -169,12 +171,12 @@ std::size_t no_scratch_bytes(const Kernel& kernel, const AttentionOptions& optio
 /// scratch_bytes() of kernels whose queues keep the merged state of a batch-invariant tile.
 std::size_t merged_state_bytes(const Kernel& kernel, const AttentionOptions& options) noexcept;
 
-/// The choice for a Plan and a kind of batches.
+/// The kernel that was chosen for a Plan and a kind of batches.
 struct KernelChoice {
   Kernel kernel;
   int32_t num_ctas = 0;  // work queues
-  /// Keys of a state in batch-invariant mode. 0: a work tile has one state, for all of its keys. In
-  /// batch-invariant mode these are then all keys of its rows; see ScheduleShape::cuts.
+  /// In batch-invariant mode, the keys of a chunk. 0: a work tile has one state for all of its
+  /// keys; in batch-invariant mode it then has all keys of its rows, see ScheduleShape::cuts.
   int32_t chunk_kv = 0;
 
   friend bool operator==(const KernelChoice&, const KernelChoice&) = default;

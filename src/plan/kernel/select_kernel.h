@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only place that chooses: "can you?", "how much workspace?" and "which kernel?" all ask here.
+// The only place that chooses kernels: is_supported(), workspace_bytes() and Plan::create() call
+// it.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ namespace flashplan {
 
 /// What the choice depends on besides the options.
 struct DeviceLimits {
-  std::span<const Kernel> kernels = {};  // compiled in for the type of device that the options name
+  std::span<const Kernel> kernels = {};  // those compiled in for the options' type of device
   int32_t num_processors = 1;            // CPUs this process may run on, or SMs of the GPU
 
   // For GPUs alone:

@@ -12,7 +12,7 @@
 namespace flashplan {
 namespace {
 
-/// The keys that a query sees, at the mean over the queries of a request.
+/// The number of keys that a query sees, on average over the queries of a request.
 int64_t keys_of_query(const AttentionOptions& options, int32_t qo_len, int32_t kv_len) {
   const int64_t keys = options.causal ? mean_causal_keys(qo_len, kv_len) : kv_len;
   return options.window_left < 0 ? keys : std::min(keys, int64_t{options.window_left} + 1);
@@ -24,8 +24,8 @@ int32_t processors_for_many_rows(const Batch& batch, const AttentionOptions& opt
                                  int32_t tile_q, int32_t num_processors) noexcept {
   const int32_t group_size = options.num_qo_heads / options.num_kv_heads;
   const int32_t most_few = most_few_queries(options);
-  // For each kv head and dim of a key and its value: products of the padded rows with keys, and
-  // numbers that are read.
+  // The work for one kv head and one dim of keys and values: what requests of many rows multiply,
+  // padded to whole row tiles, and what requests of few rows read.
   double products = 0;
   double numbers = 0;
   for (int32_t r = 0; r < batch.batch_size; ++r) {

@@ -6,21 +6,23 @@
 namespace flashplan {
 
 KernelTuning cpu_tuning() noexcept {
-  // Loading and converting a step of keys costs as much as about eight query rows over it.
+  // The unit of cost is what one query row adds to a step of keys. Loading and converting the keys
+  // of a step costs as much as about eight rows.
   return {.cost = {.tile = 8, .tile_row = 1, .step = 8, .step_row = 1, .split = 16, .write = 16},
           .chunk_kv = 1024};
 }
 
 KernelTuning sm80_tuning(int32_t tile_kv) noexcept {
-  // The unit is what one query row adds to a step of 64 keys. Measured in it, loading the keys of a
-  // step costs 200, starting a tile 300, and writing and merging a partial result 400. The unit of
-  // a shorter step is smaller, so the costs that do not depend on the step grow. The unit is about
-  // 10 ns: a decode of four rows is merged with its prefixes in 2.6 us, mostly waiting for memory.
-  // A step of decodes takes 2.1 us if its keys come from memory, and 1.0 us if they come from L2,
-  // because other decodes read them too. In batch-invariant plans one decode of 8192 keys and 8 kv
-  // heads needs about 128 chunks to keep the memory of an H200 busy; the end of a chunk of few rows
-  // takes 0.9 us (docs/tuning/planner.md). The state of 128 rows takes as long to write and read as
-  // 128 keys.
+  // The unit of cost is what one query row adds to a step of 64 keys, about 10 ns. The unit of a
+  // shorter step is smaller, so costs that do not depend on the step are multiplied by `shorter`.
+  // - tile, step, split: starting a tile costs 300, loading the keys of a step 200, and writing and
+  //   merging a partial result 400.
+  // - merge: merging a decode of four rows with its prefixes takes 2.6 us, mostly memory latency.
+  // - cached: a step of decodes takes 2.1 us if its keys come from memory, and 1.0 us if they come
+  //   from L2, because other decodes read them too.
+  // - chunk_kv: the state of 128 rows takes as long to write and read as 128 keys.
+  // - few_rows_chunk_kv: one decode of 8192 keys and 8 kv heads needs about 128 chunks to keep the
+  //   memory of an H200 busy; the end of a chunk of few rows takes 0.9 us (docs/tuning/planner.md).
   const int32_t shorter = std::max(64 / tile_kv, 1);
   return {.cost = {.tile = 300 * shorter,
                    .tile_row = 0,
@@ -42,16 +44,21 @@ KernelTuning sm80_tuning(int32_t tile_kv) noexcept {
 }
 
 KernelTuning sm90_tuning(int32_t tile_kv, bool gathers, bool widens) noexcept {
-  // The unit is a clock. A tile of 128 rows takes 2500 for a step of 128 keys, whatever rows are in
-  // use, and 3200 for its begin and end; a partial result 3000, and 40 for each of its rows. In
-  // kernels that gather rows a step takes 3100, and begin and end take 4700. The planner uses
-  // 2500 and 3200 for them, too: with 3100 and 4700 some batches ran slower and none ran faster
-  // (docs/tuning/planner.md). Kernels of 256 dims have steps of 80 keys, and shared memory for the
-  // queries of one tile. The next tile's queries are loaded only when a tile has ended, so begin
-  // and end take as long as three steps. At the end of a queue, eight warps merge its requests with
-  // their prefixes. What this and sharing cost was fitted to the times of 100 trees of prefixes;
-  // `share` was lowered when these merges became faster, and 120 trees confirmed it. A step of
-  // decodes takes 700 less if its keys come from L2, because other decodes read them too.
+  // The unit of cost is a clock.
+  // - step, tile: a tile of 128 rows takes 2500 for a step of 128 keys, however many of its rows
+  // are
+  //   in use, and 3200 for its begin and end.
+  // - split: a partial result takes 3000, and 40 for each of its rows.
+  // - gathers: kernels that gather rows take 3100 for a step, and 4700 for begin and end. The
+  //   planner uses 2500 and 3200 for them, too: with 3100 and 4700 some batches ran slower and none
+  //   ran faster (docs/tuning/planner.md).
+  // - is_wide: kernels for 256 dims have steps of 80 keys, and shared memory for the queries of one
+  //   tile. The next tile's queries are loaded only when a tile has ended, so begin and end take as
+  //   long as three steps.
+  // - merge, share: at the end of a queue, eight warps merge its requests with their prefixes. The
+  //   costs of this and of sharing were fitted to the times of trees of prefixes.
+  // - cached: a step of decodes takes 700 less if its keys come from L2, because other decodes read
+  //   them too.
   const bool is_wide = tile_kv < 96;
   const int32_t reads_of_copy = gathers ? 8 : 4;
   return {.cost = {.tile = is_wide ? 5000 : 3200,
@@ -75,10 +82,10 @@ KernelTuning sm90_tuning(int32_t tile_kv, bool gathers, bool widens) noexcept {
 }
 
 KernelTuning sm90_mla_tuning() noexcept {
-  // The unit is a clock. These are computed, not measured: a step is 64 keys, of 34 clocks each in
-  // the tensor cores and as many again in part; queries come only when the tile before has ended
-  // (72 KB, two steps), and a partial result of 64 rows is 128 KB, written at 32 bytes per clock
-  // and read as fast.
+  // The unit of cost is a clock. The costs are computed, not measured. A step is 64 keys, each of
+  // which takes the tensor cores 34 clocks, and there are waits that overlap only in part. The
+  // queries of a tile (72 KB) are loaded only when the tile before has ended, which takes as long
+  // as two steps. A partial result of 64 rows is 128 KB, written and read at 32 bytes per clock.
   return {.cost = {.tile = 5000,
                    .tile_row = 0,
                    .step = 2700,
@@ -99,9 +106,9 @@ KernelTuning sm90_mla_tuning() noexcept {
 }
 
 KernelTuning sm90_wide_tuning() noexcept {
-  // The unit is a clock. These are computed, not measured: a step of 64 keys keeps the tensor cores
-  // busy for 2048, and shared memory for 2600, with which waits for each other are 3500
-  // (docs/tuning/sm90-wide.md). Begins, ends and partial results are those of sm90_mla.
+  // The unit of cost is a clock. The costs are computed, not measured. A step of 64 keys keeps the
+  // tensor cores busy for 2048 clocks and shared memory for 2600; with the waits of one for the
+  // other it takes 3500 (docs/tuning/sm90-wide.md). Other costs are those of sm90_mla.
   KernelTuning tuning = sm90_mla_tuning();
   tuning.cost.step = 3500;
   tuning.chunk_kv = 0;

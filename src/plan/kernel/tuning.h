@@ -22,15 +22,17 @@ struct KernelTuning {
 
 /// Which kernel takes a batch, where a plan has one for few and one for many rows.
 struct BatchTuning {
-  /// Packed query rows of a request and a kv head. With more, the kernels for many rows are faster.
+  /// A request of at most so many packed query rows is one of few rows. With more rows, the kernels
+  /// for many rows are faster.
   int32_t few_rows = 16;
   /// `few_rows` in batch-invariant plans, whose kernels for many rows cut no row tile. A request of
   /// few tokens and many keys, such as a draft, would then run on a CTA for each kv head.
   int32_t few_rows_of_invariant = 64;
-  /// What decodes must save by sharing, in keys of a head for each processor and as 1 / n of all
-  /// keys, before the kernel for many rows is tried. With it, a tree of prefixes that saves 900
-  /// keys for each processor takes 7 % longer, and one that saves 1,700 takes 17 % less time
-  /// (H100). Of 64 trees on an H200, none became faster that saves less than this part of all keys.
+  /// Decodes try the kernel for many rows only if sharing saves them at least least_shared_keys
+  /// keys of a head for each SM, and at least 1 / least_shared_part of all keys. With that kernel,
+  /// a tree of prefixes that saves 900 keys for each SM takes 7 % longer, and one that saves 1,700
+  /// takes 17 % less time (H100). Of 64 trees on an H200, none became faster that saves less than
+  /// this part of all keys.
   int64_t least_shared_keys = 1500;
   int64_t least_shared_part = 8;
 };
@@ -38,12 +40,12 @@ inline constexpr BatchTuning kBatchTuning;
 
 /// What a processor does in a clock where the kernels for many and for few rows run side by side.
 struct SideBySideTuning {
-  /// 680 TFLOP/s of 132 processors at 1.755 GHz.
+  /// For prompts: an H200 has 132 SMs at 1.755 GHz, which reach 680 TFLOP/s together.
   double flops_per_clock = 2900;
-  /// Keys and values of 16 bits that a processor reads from the L2 cache for decodes, while other
-  /// processors compute prompts.
+  /// Bytes of 16-bit keys and values that an SM reads from the L2 cache for decodes, while other
+  /// SMs compute prompts.
   double bytes_per_clock = 29;
-  /// Those of 8 bits, which it also has to widen.
+  /// Bytes of 8-bit keys and values that an SM reads and widens for decodes meanwhile.
   double narrow_bytes_per_clock = 23;
 };
 inline constexpr SideBySideTuning kSideBySideTuning;

@@ -14,7 +14,7 @@ namespace flashplan {
 /// gives the place of each. Eight classes per power of two are fine enough for longest-first.
 class CostClasses {
  public:
-  static constexpr uint16_t kLast = 48 * 8;  // after all costs
+  static constexpr uint16_t kLast = 48 * 8;  // no cost has this class, which comes last
 
   static uint16_t of(int64_t cost) {
     // The position of the leading bit and the three bits after it: a logarithm, piecewise linear.
@@ -32,7 +32,7 @@ class CostClasses {
     for (int32_t& size : sizes_) place += std::exchange(size, place);
   }
   int32_t place(uint16_t cost_class) { return sizes_[cost_class]++; }
-  /// Where a class begins; valid until place() is called for this class.
+  /// The first place of a class; valid until place() is called for this class.
   int32_t begin(uint16_t cost_class) const { return sizes_[cost_class]; }
 
  private:

@@ -40,8 +40,9 @@ void Cutter::start(int64_t capacity, int64_t* loads, int32_t heads_at_once) {
   num_uncut_ = 0;
 }
 
-/// What lay() reads and writes. It is a local object, which stays in registers as long as all that
-/// uses it is inlined: members of Cutter would be read again after every piece that is written.
+/// The state of lay(). It is a local object, which the compiler keeps in registers as long as all
+/// functions that use it are inlined. Members of Cutter would be read again from memory after every
+/// piece that is written.
 struct Cutter::Position {
   explicit Position(Cutter& cutter)
       : tile_q(cutter.shape_.tile_q),
@@ -112,12 +113,12 @@ struct Cutter::Position {
 
   const int32_t tile_q;
   const int32_t tile_kv;
-  const Divisor of_step;  // tile_kv
+  const Divisor of_step;  // divides by tile_kv
   const int32_t num_kv_heads;
   const int32_t heads_at_once;
   const int granule_shift;
   const bool cuts_always;
-  const int32_t spare_chunks;  // of a head; see num_chunks() below
+  const int32_t spare_chunks;  // spare chunks of a head; see num_chunks() below
   const int32_t last_cta;
   const SharingMerges sharing;
   const int32_t max_slots;
@@ -129,15 +130,15 @@ struct Cutter::Position {
   WorkTile* next_piece;
   int32_t first_merge;
   int32_t num_slots;
-  Shelf shelf;  // of chunks
+  Shelf shelf;  // where the next chunks may have room
   int32_t num_cut;
   Uncut* next_uncut;
   int64_t cta;
   int64_t room;  // in the queue of `cta`
 };
 
-/// Lays the heads of one item. `kChunked`: for batch-invariant results, which have a state of each
-/// granule.
+/// Puts the heads of one item into queues, cut where a queue is full. `kChunked`: for
+/// batch-invariant plans, which have a state for each granule.
 template <bool kChunked>
 class Cutter::ItemCuts {
  public:
@@ -164,7 +165,7 @@ class Cutter::ItemCuts {
       } else if (const int32_t steps = steps_to_cut(num_steps()); steps == 0) {
         at_.next_cta();
       } else if (!has_room_for_states()) {
-        place_whole(cut_heads_);  // there is no slot for another piece: all stays in this queue
+        place_whole(cut_heads_);  // no slot is left for pieces, so the heads stay in this queue
       } else {
         place_in_pieces(steps);
       }
@@ -172,10 +173,10 @@ class Cutter::ItemCuts {
   }
 
  private:
-  /// Whether heads are cut together. If a queue gets less than a head, that would double the number
-  /// of states that are merged.
+  /// Whether several heads are cut at the same keys. Not where a queue gets less than one head:
+  /// this would double the number of states that are merged.
   bool cuts_several_heads() const {
-    constexpr int32_t kMostKeys = 1 << 29;  // twice as many are a number of 32 bits
+    constexpr int32_t kMostKeys = 1 << 29;  // twice this number still fits into an int32
     return !kChunked && at_.heads_at_once > 1 && !shares() && tile_.num_rows <= kMostPairedRows &&
            tile_.num_rows * at_.heads_at_once <= at_.tile_q && tile_.keys.end <= kMostKeys &&
            tile_.head_cost <= at_.capacity;
@@ -188,21 +189,22 @@ class Cutter::ItemCuts {
     if constexpr (!kChunked) return has_slots(2);
     return at_.fits_shelf(num_chunks(), tile_.num_rows) || has_slots(num_chunks());
   }
-  /// Steps of the keys. Heads that are cut together have shorter ones, so that a step costs the
-  /// same.
+  /// How many steps the keys are. Heads that are cut together have shorter steps, so that a step
+  /// costs the same for all of them as a whole step for one head.
   int32_t num_steps() const {
     const int32_t num_keys = tile_.keys.end - tile_.keys.begin;
     return ceil_divide(num_keys * cut_heads_, at_.of_step);
   }
 
-  /// Chunks of a head, each of which needs a slot. With a window, and a real length shorter than
-  /// planned, the keys may begin earlier and touch one more chunk.
+  /// The number of chunks of a head, each of which needs a slot. With a sliding window and a real
+  /// length shorter than planned, the keys may begin earlier and touch one more chunk.
   int32_t num_chunks() const {
     return ceil_shift(num_steps(), at_.granule_shift) + at_.spare_chunks;
   }
 
-  /// Steps for a piece in this queue, of `steps_left` of a head: whole granules, which leave at
-  /// least one step for the next piece. 0: a cut in this queue is not worth it.
+  /// How many of the last `steps_left` steps of a head the piece in this queue gets: whole
+  /// granules, which leave at least one step for the next piece. 0: a cut in this queue is not
+  /// worth it.
   int32_t steps_to_cut(int32_t steps_left) const {
     const int64_t room_for_steps = at_.room - of_piece_ * cut_heads_;
     if (room_for_steps < of_step_) return 0;
@@ -218,7 +220,7 @@ class Cutter::ItemCuts {
                          kv_begin,      kv_end,         row,   merge};
   }
 
-  /// Places the next heads, whole.
+  /// Puts the next heads into this queue as a whole.
   void place_whole(int32_t num_heads) {
     const int32_t merge = shares() ? merge_of_head_0_ + head_ : -1;
     const int32_t row = shares() ? at_.sharing.merges[merge].first_partial_row : -1;
@@ -227,12 +229,14 @@ class Cutter::ItemCuts {
     head_ += num_heads;
   }
 
-  /// Places the next cut_heads_ heads in pieces, the first of which has `steps` steps.
+  /// Puts the next cut_heads_ heads into this and later queues, in pieces of which the first has
+  /// `steps` steps.
   void place_in_pieces(int32_t steps) {
     const int32_t merge = shares() ? merge_of_head_0_ + head_ : --at_.first_merge;
     const int32_t first_row = kChunked ? at_.take_chunks(num_chunks(), tile_.num_rows)
                                        : at_.sharing.num_partial_rows + at_.num_slots * at_.tile_q;
-    // What the rest of the head costs. The cost of a sharer has a partial result already.
+    // The cost of the rest of the head, which now ends with a partial result. The cost of a sharer
+    // already contains that of one.
     int64_t rest = (tile_.head_cost + (shares() ? 0 : of_partial_)) * cut_heads_;
     int32_t row = first_row;
     int32_t num_pieces = 1;
@@ -288,11 +292,11 @@ class Cutter::ItemCuts {
 
   Position& at_;
   const RowTile tile_;
-  const int32_t merge_of_head_0_;  // of a sharer; -1: the tile is none
+  const int32_t merge_of_head_0_;  // merge of head 0 of a sharer; -1: the tile is no sharer's
   const int64_t of_step_;
-  // For one head:
-  const int64_t of_partial_;  // a partial result
-  const int64_t of_piece_;    // besides its steps
+  // Costs of one head:
+  const int64_t of_partial_;  // cost of a partial result
+  const int64_t of_piece_;    // cost of a piece besides its steps
   const int32_t at_once_;     // heads that are cut together
   const int32_t heads_end_;
   int32_t head_;

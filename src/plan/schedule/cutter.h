@@ -29,9 +29,9 @@ class Cutter {
   /// See Scheduler::take_queues().
   void take_queues(int32_t num_queues) noexcept { shape_.num_ctas = num_queues; }
 
-  /// Begins a batch. The merges of its sharers are written already; those of other heads that are
-  /// cut are written before them, from the last to the first. Unless `cuts_always` is true, a head
-  /// is cut only if the work that moves to the next queue is more than the cut costs.
+  /// Begins a batch. The merges of its sharers are written already; merges of other heads that are
+  /// cut will be written before them, from the last to the first. Unless `cuts_always` is true, a
+  /// head is cut only if the work that moves to the next queue is more than the cut costs.
   void begin(const Segment* segments, const SharingMerges& sharing, bool cuts_always);
   /// Starts with the first queue, and forgets all cuts. `loads` is the predicted cost of what each
   /// queue has already. Each has room up to `capacity`; the last one takes what is left over.
@@ -52,20 +52,20 @@ class Cutter {
   int32_t num_partial_rows() const {
     return sharing_.num_partial_rows + num_slots_ * shape_.tile_q;
   }
-  /// Heads that were cut.
+  /// The number of heads that were cut.
   int32_t num_cut() const { return num_cut_; }
 
  private:
   struct Position;
   template <bool kChunked>
   class ItemCuts;
-  /// The slots that were taken last, by chunks. Those of several row tiles of few rows lie side by
-  /// side in them: state i of each row tile is in slot i of the shelf.
+  /// The slots that were last taken for chunks. Several row tiles of few rows lie side by side in
+  /// them: state i of each row tile is in slot i of the shelf.
   struct Shelf {
     int32_t num_slots = 0;
-    int32_t num_rows = 0;  // that are taken, of each slot
+    int32_t num_rows = 0;  // rows of each slot that are taken
   };
-  /// What a merge of a sharer was before a cut. It had one state.
+  /// The values that a merge of a sharer had before its head was cut. It had one state.
   struct Uncut {
     int32_t merge;
     int32_t first_partial_row;

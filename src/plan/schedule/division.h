@@ -18,7 +18,7 @@ inline int32_t ceil_divide(int32_t value, int32_t divisor) {
   return value / divisor + (value % divisor != 0 ? 1 : 0);
 }
 
-/// The same by a multiplication, which takes less time than a division.
+/// value / divisor, rounded up, by a multiplication, which takes less time than a division.
 inline int32_t ceil_divide(int32_t value, const Divisor& divisor) {
   if (value == 0 || divisor.value == 1) return value;
   const uint64_t product = static_cast<uint64_t>(value - 1) * divisor.multiplier;

@@ -78,7 +78,8 @@ Status PrefixGroups::read(const Batch& batch) noexcept {
   return {};
 }
 
-/// Goes through the requests with a stack of the groups that contain the current one.
+/// Checks that groups lie inside one another or apart, and counts the keys that sharing saves. Goes
+/// through the requests with a stack of the groups that contain the current one.
 Status PrefixGroups::check_nesting(const Batch& batch, std::size_t size,
                                    int64_t* num_shared_keys) noexcept {
   std::size_t next = 0;
@@ -119,7 +120,7 @@ Status PrefixGroups::check_nesting(const Batch& batch, std::size_t size,
   return {};
 }
 
-/// Requests [first, end) must have the tokens of the longest of their prefixes.
+/// Checks that requests [first, end) are long enough for `longest`, the longest of their prefixes.
 Status PrefixGroups::check_tokens(const Batch& batch, int32_t first, int32_t end,
                                   const Open& longest) noexcept {
   for (int32_t r = first; r < end; ++r) {
@@ -189,10 +190,10 @@ void PrefixTree::share_group(const Batch& batch, const PrefixGroup& group, int32
     const int32_t parent = prefix_of(r);
     int32_t run_end = r + 1;
     if (num_tokens == 0 || num_tokens > most_tokens) {
-      // It reads nothing, or fills row tiles by itself.
+      // The request reads nothing, or fills row tiles by itself.
     } else if (parent >= 0) {
-      // The requests of a prefix fit into a row tile, and those that the group has are one run: the
-      // groups before this one that have some of them have all of them.
+      // The requests of the prefix `parent` fit into one row tile, so those of them that are in
+      // this group are one run. Groups nest: an earlier group that has one of them has all of them.
       const SharedPrefix& around = prefixes_[static_cast<std::size_t>(parent)];
       run_end = std::min(end_of(group), around.first_request + around.num_requests);
       if (around.keys.end < end) share(run_of(batch, r, run_end, parent), end);
@@ -204,14 +205,14 @@ void PrefixTree::share_group(const Batch& batch, const PrefixGroup& group, int32
   }
 }
 
-/// Where a run ends that begins with request `first`: at `end` at the latest.
+/// The end of the longest run that begins with request `first`, at most `end`.
 int32_t PrefixTree::end_of_run(const Batch& batch, int32_t first, int32_t end) const {
   const int32_t* const qo = batch.qo_indptr;
   const int32_t* const prefix_of = prefix_of_.data();
   const int32_t most_tokens = shape_.tile_q / shape_.group_size;
   int32_t r = first + 1;
   while (r < end && qo[r + 1] - qo[first] <= most_tokens && prefix_of[r] < 0) ++r;
-  while (qo[r] == qo[r - 1]) --r;  // ends with a reader
+  while (qo[r] == qo[r - 1]) --r;  // the last request of a run is a reader
   return r;
 }
 
@@ -231,7 +232,8 @@ void PrefixTree::share(const Run& run, int32_t end) {
   const int32_t begin = keys_before(run.parent);
   const int64_t steps = (end - begin) / shape_.tile_kv;
   const int64_t cached = steps * (run.num_readers - 1) * cost.of_cached_step();
-  // Costs are linear in rows: what they add is the same for one row tile as for several.
+  // Costs are linear in rows, and the rows cost the same in one row tile as in several. So only the
+  // costs of a tile without rows are compared.
   const int64_t others = run.num_readers - 1;
   int64_t saved = steps * others * cost.of_step(0) - cached;
   SharedPrefix* const around =

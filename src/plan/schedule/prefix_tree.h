@@ -34,14 +34,14 @@ class PrefixGroups {
 
   /// Sorted by first request; of groups with the same one, outer groups come first.
   std::span<const PrefixGroup> in_order() const { return {groups_.data(), size_}; }
-  /// How many keys fewer the requests would read, in all, if each prefix was read once.
+  /// How many fewer keys all requests together would read if each prefix was read once.
   int64_t num_shared_keys() const { return num_shared_keys_; }
 
  private:
   /// A group that contains the current request.
   struct Open {
     int32_t end;          // its last request + 1
-    int32_t most_tokens;  // of this group and the groups around it
+    int32_t most_tokens;  // the most tokens of this group and the groups around it
     int32_t row;          // of the group with the most tokens
   };
 
@@ -62,8 +62,8 @@ struct SharedPrefix {
   int32_t first_request;
   int32_t num_requests;
   int32_t num_rows;      // packed, for one kv head
-  int32_t num_readers;   // its requests that have rows
-  int32_t first_reader;  // the sharer number of the first of them
+  int32_t num_readers;   // how many of its requests have rows
+  int32_t first_reader;  // the number of its first reader among the sharers
   int32_t parent;        // the prefix around it, or -1
   int32_t depth;         // the number of prefixes around it
   KeySpan keys;          // whole steps
@@ -82,30 +82,31 @@ class PrefixTree {
 
   /// Chooses among `groups`, which are in the order of PrefixGroups.
   void build(const Batch& batch, std::span<const PrefixGroup> groups);
-  /// Chooses none.
+  /// Chooses no prefix.
   void clear();
 
   bool empty() const { return num_prefixes_ == 0; }
-  /// Outer ones before those inside.
+  /// The chosen prefixes; outer ones come before those inside them.
   std::span<const SharedPrefix> prefixes() const { return {prefixes_.data(), num_prefixes_}; }
 
-  // These three are valid if there are prefixes, for requests of the last build().
+  // The next three functions may be called if there are prefixes, for requests of the last build().
 
   /// The innermost prefix that the request reads, or -1.
   int32_t prefix_of(int32_t request) const { return prefix_of_[static_cast<std::size_t>(request)]; }
-  /// Its number as a sharer, or -1.
+  /// The number of the request as a sharer, or -1.
   int32_t sharer_of(int32_t request) const { return sharer_of_[static_cast<std::size_t>(request)]; }
   /// The first key of the request that is in none of the prefixes that it reads.
   int32_t first_own_key(int32_t request) const { return keys_before(prefix_of(request)); }
 
-  int32_t num_requests() const { return num_requests_; }  // that read prefixes
+  /// How many requests read prefixes.
+  int32_t num_requests() const { return num_requests_; }
   int32_t num_sharers() const { return num_requests_ + static_cast<int32_t>(num_prefixes_); }
   /// The number of partial rows that all sharers write together if none of them is cut.
   int32_t num_partial_rows() const { return num_rows_ * shape_.num_kv_heads; }
   /// The predicted cost that sharing saves, for all heads.
   int64_t saved_cost() const { return saved_cost_ * shape_.num_kv_heads; }
-  /// By how much a plan without sharing is cheaper than the sum of its work tiles, because their
-  /// keys are in a cache.
+  /// By how much a plan without sharing is cheaper than the sum of its work tiles, because requests
+  /// that read the same prefix at the same time get its keys from a cache.
   int64_t cached_cost() const { return cached_cost_ * shape_.num_kv_heads; }
 
  private:

@@ -121,11 +121,11 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
   }
 }
 
-/// Divides the items of tiles_ among queues that get `share` each, and cuts none. Those that were
-/// not dealt go as a whole, longest first, to the least loaded queue. The fewer are dealt, the more
-/// even the queues are, and the fewer CTAs read the same keys at the same time. So less and less is
-/// dealt, until the longest queue is hardly longer than its share; and what makes it hardly shorter
-/// is not worth it.
+/// Divides the items of tiles_ among queues that get `share` each, and cuts none. Items that were
+/// not dealt go as a whole, longest first, to the least loaded queue. The fewer items are dealt,
+/// the more even the queues are, but the fewer CTAs read the same keys at the same time. So ever
+/// fewer items are dealt until the longest queue is about as long as its share. Of these tries the
+/// last one that made the longest queue much shorter is used.
 void QueueFiller::fill_uncut(int64_t share) {
   constexpr ScheduleTuning kTuning = kScheduleTuning;
   const auto fill = [&](int64_t part) {
@@ -200,7 +200,8 @@ class QueueFiller::Dealer {
     } else {
       *left_++ = {row_tile, head, num_heads, -1};
     }
-    // Turning round at both ends gives the lighter queues of a round the heavier of the next.
+    // Because of the turns at both ends, the queues that got the lighter items of a round get the
+    // heavier items of the next one.
     if (place_ == turn_) {
       if (moves_on_ && place_ == 0 && ++shift_ > last_cta_) shift_ = 0;
       turn_ = last_cta_ - turn_;
@@ -210,11 +211,11 @@ class QueueFiller::Dealer {
     }
   }
 
-  /// Begins to deal a group of `count` row tiles. After a group of few, and until the next group,
-  /// every second round begins one queue later. Otherwise, if twice the number of queues is a
-  /// multiple of `count`, each queue gets the same two lengths again and again: one queue tiles of
-  /// one and four steps, another one tiles of two and three. Their sums are equal in the model, but
-  /// the model's errors for each length would add up.
+  /// Begins to deal a group of `count` row tiles. If the group has few row tiles, every second
+  /// round begins one queue later. Otherwise, if twice the number of queues is a multiple of
+  /// `count`, each queue would get the same two lengths again and again: one queue tiles of one and
+  /// four steps, another one tiles of two and three. Their sums are equal in the model, but the
+  /// model's errors for each length would add up.
   void begin_group(int32_t count) { moves_on_ = count <= kScheduleTuning.few_row_tiles; }
 
   int32_t num_dealt() const { return static_cast<int32_t>(dealt_ - filler_.dealt_.data()); }
@@ -249,7 +250,7 @@ void QueueFiller::deal_items(int64_t share, int64_t capacity) {
     const int32_t at_once = heads_per_item(row_tiles[group.first + group.count / 2], share);
     dealer.begin_group(group.count);
     for (int32_t head = 0; head < num_heads; head += at_once) {
-      // From the end: with a causal mask the last row tile is the longest.
+      // The last row tile is dealt first: with a causal mask it is the longest.
       for (int32_t i = group.first + group.count - 1; i >= group.first; --i) {
         dealer.deal(i, head, std::min(at_once, num_heads - head), row_tiles[i].head_cost);
       }
@@ -285,7 +286,8 @@ void QueueFiller::sort_left_items() {
   num_sorted_ = num_left_;
 }
 
-/// Longest first to the least loaded CTA: what is split instead costs more the more rows it has.
+/// Gives sorted items from number `first` on to the least loaded CTAs, longest first, because
+/// splitting an item costs more the more rows it has. Items that do not fit are left.
 void QueueFiller::place_whole(int32_t first, int64_t capacity) {
   int64_t* loads = loads_.data();
   const auto is_lighter = [&](int32_t a, int32_t b) {
@@ -382,7 +384,7 @@ int64_t QueueFiller::place_the_rest(int64_t capacity) {
   num_whole_ = num_dealt_;
   cutter_.start(capacity, loads_.data(), heads_at_once_);
   if (has_heap()) {
-    // What no queue can hold is cut while there is room.
+    // Items that no queue can hold are cut while there is room for their pieces.
     int32_t first = 0;
     while (first < num_sorted_ && cost_of(sorted_[static_cast<std::size_t>(first)]) > capacity)
       ++first;

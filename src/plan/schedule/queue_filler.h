@@ -18,18 +18,18 @@ namespace flashplan {
 /// what is copied to the device.
 int32_t least_heads_per_item(const ScheduleShape& shape, int64_t max_row_tiles) noexcept;
 
-/// Some of the row tiles of a batch.
+/// The row tiles of a batch, or some of them, which are divided together.
 struct TileSet {
   const RowTiles& row_tiles;
   std::span<const RowTileGroup> groups;
-  std::span<const int32_t> longest_first;  // numbers of those in no group
-  int64_t cost;                            // predicted, of all heads, uncut
+  std::span<const int32_t> longest_first;  // indices of the row tiles in no group
+  int64_t cost;                            // predicted cost of all heads, uncut
   int32_t num_sharers;                     // see PrefixTree
   /// Whether queues wait until the longest one has ended. Then a cut that costs more work than it
   /// moves is made too, because it makes the longest queue shorter.
   bool queues_wait = false;
-  /// > 0: the largest cost of a queue. Queues are filled to it one after the other, so that the
-  /// last ones may stay empty. If the tiles do not fit, they are divided as with 0.
+  /// > 0: the largest cost of a queue. Queues are filled up to this cost one after the other, so
+  /// that the last ones may stay empty. If the tiles do not fit, they are divided as with 0.
   int64_t capacity = 0;
 };
 
@@ -59,7 +59,7 @@ class QueueFiller {
   std::span<const Item> whole() const {
     return {dealt_.data(), static_cast<std::size_t>(num_whole_)};
   }
-  /// Has the pieces of the other items.
+  /// The cutter, which holds the pieces of the other items.
   const Cutter& cutter() const { return cutter_; }
 
  private:
@@ -86,7 +86,8 @@ class QueueFiller {
   std::span<const int64_t> loads_before_;
   int32_t heads_at_once_ = 1;
   Cutter cutter_;
-  // Sized by the bounds, used up to their counts: push_back's check costs as much as the work.
+  // These vectors have the size that the bounds need, and are used up to the counts below: the
+  // check in push_back() would take as long as the work.
   std::vector<Item> dealt_;          // items that were dealt, then those that place_whole() placed
   std::vector<Item> left_;           // items that fit into no queue, and are cut
   std::vector<Item> sorted_;         // items that were not dealt, longest first
@@ -95,7 +96,7 @@ class QueueFiller {
   std::vector<int64_t> dealt_cost_;  // predicted cost of the items dealt to each CTA
   CostClasses classes_;
   int32_t num_dealt_ = 0;
-  int32_t num_whole_ = 0;  // dealt and placed
+  int32_t num_whole_ = 0;  // items that were dealt or placed as a whole
   int32_t num_left_ = 0;
   int32_t num_sorted_ = 0;
 };

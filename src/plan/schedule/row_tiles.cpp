@@ -26,8 +26,8 @@ void write_segments(const Batch& batch, bool paged, Segment* segments) {
   }
 }
 
-/// The same as Mask::visible_to_queries(), for queries with ranges {begin, end} of their own. Few
-/// batches have ranges: the others are planned faster if this is a function of its own.
+/// Does what Mask::visible_to_queries() does, for queries with ranges {begin, end} of their own.
+/// Few batches have ranges; the others are planned faster if this is a function of its own.
 [[gnu::noinline]] KeySpan visible_in_ranges(const ScheduleShape& shape, const int32_t* ranges,
                                             int32_t first, int32_t last, int32_t position,
                                             int32_t kv_len) {
@@ -69,8 +69,8 @@ void RowTiles::reserve(const ScheduleShape& shape, int32_t max_requests, int32_t
   order_.resize(static_cast<std::size_t>(max_row_tiles));
 }
 
-/// What collect() reads and writes for each row tile. It is a local object, which stays in
-/// registers: members of RowTiles would be read again after every tile that is written.
+/// The state of collect(). It is a local object, which the compiler keeps in registers. Members of
+/// RowTiles would be read again from memory after every tile that is written.
 class RowTiles::Collector {
  public:
   explicit Collector(RowTiles& row_tiles)
@@ -114,7 +114,7 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
   write_segments(batch, shape_.paged, segments);
   const ScheduleShape shape = shape_;
   const bool shares = !prefixes.empty();
-  // Otherwise the queries of a request together see all its keys, since the last one sees them all.
+  // Without a window or ranges, the last query of a request sees all keys of the request.
   const bool hides_keys = shape.mask.window_left >= 0 || batch.key_ranges != nullptr;
   classes_.clear();
   num_groups_ = 0;
@@ -131,10 +131,10 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
       if (hides_keys) keys = visible_keys(shape, batch, request, 0, request.qo_len - 1);
       const int32_t sharer = shares ? prefixes.sharer_of(r) : -1;
       if (sharer >= 0) {
-        // The keys before are in prefixes, and seen by all of its rows.
+        // All rows of the request see the earlier keys, which are computed with the prefixes.
         keys.begin = prefixes.first_own_key(r);
-        // Merges are more than the first level of the cache holds, so writing them waits for the
-        // second one. The rest of this loop goes on meanwhile.
+        // All merges together are larger than the L1 cache, so writing them waits for L2. The rest
+        // of this loop goes on meanwhile.
         merges.add_request(r, request.qo_begin, num_rows, prefixes.prefix_of(r));
       }
       collector.add(r, 0, num_rows, keys, sharer, false);
@@ -191,7 +191,7 @@ RowTiles::Collector RowTiles::collect_tiles(const Batch& batch, int32_t request,
   return collector;
 }
 
-/// Writes those of prefixes from `next` on, and returns where they end.
+/// Writes the row tiles of prefixes to `next` and behind it. Returns the end of what it wrote.
 RowTile* RowTiles::collect_prefixes(const Batch& batch, const PrefixTree& prefixes,
                                     Segment* segments, SharingMergesWriter merges, RowTile* next) {
   int32_t segment = batch.batch_size;
@@ -215,7 +215,8 @@ RowTile* RowTiles::collect_prefixes(const Batch& batch, const PrefixTree& prefix
   return next;
 }
 
-/// Orders row tiles [first, end), whose classes have been added. Returns how many are in no group.
+/// Orders row tiles [first, end) by their cost classes, which have been added to classes_. Returns
+/// how many of them are in no group.
 std::size_t RowTiles::order_by_class(int32_t first, int32_t end) {
   classes_.start();
   const auto num_ordered = static_cast<std::size_t>(classes_.begin(CostClasses::kLast));

@@ -17,13 +17,13 @@
 
 namespace flashplan {
 
-/// Up to tile_q query rows of one segment, for all kv heads. 32 bytes: planning is as fast as its
-/// tables are small.
+/// Up to tile_q query rows of one segment, for all kv heads. A RowTile has 32 bytes; the smaller it
+/// is, the faster is planning.
 struct RowTile {
-  int64_t head_cost;  // predicted, of one kv head
+  int64_t head_cost;  // predicted cost of one kv head
   int32_t segment;
   int32_t row_tile;  // number in the segment
-  KeySpan keys;      // that its rows may see, from the begin of a step; {0, 0}: none
+  KeySpan keys;      // keys that its rows may see, begins at a step; {0, 0}: none
   uint16_t num_rows;
   uint16_t cost_class;  // CostClasses::kLast: in a group
   int32_t sharer;       // see PrefixTree; -1: none
@@ -31,7 +31,7 @@ struct RowTile {
   bool in_group() const { return cost_class == CostClasses::kLast; }
 };
 
-/// What CostModel says of a number of rows.
+/// The costs of CostModel for one number of rows.
 struct RowCosts {
   int64_t tile;
   int64_t step;
@@ -40,7 +40,8 @@ struct RowCosts {
   int64_t merge;
 };
 
-/// The row tiles of one segment, if there are several and they read its keys from one cache.
+/// The row tiles of one segment, if there are several. They are dealt one after the other, so that
+/// CTAs that run at the same time read the same keys from the cache that they have in common.
 struct RowTileGroup {
   int32_t first;
   int32_t count;
@@ -58,8 +59,8 @@ class RowTiles {
     shape_.max_rows = most;
   }
 
-  /// Collects those of `batch` and of the prefixes that its requests share, and writes the segments
-  /// of both, and the merges of sharers.
+  /// Collects the row tiles of `batch` and of the prefixes that its requests share. Writes the
+  /// segments of requests and prefixes, and the merges of sharers.
   void collect(const Batch& batch, const PrefixTree& prefixes, Segment* segments,
                const SharingMerges& sharing);
 
@@ -67,14 +68,14 @@ class RowTiles {
   /// The costs of a tile of up to tile_q rows. Looking them up is faster than computing them anew.
   const RowCosts& costs(int32_t rows) const { return costs_[static_cast<std::size_t>(rows)]; }
   std::span<const RowTileGroup> groups() const { return {groups_.data(), num_groups_}; }
-  /// Numbers of those in no group.
+  /// The indices of the row tiles in no group, longest first.
   std::span<const int32_t> longest_first() const { return {order_.data(), num_ordered_}; }
-  /// Numbers of those of prefixes, if ScheduleShape::prefixes_first(); else longest_first() has
-  /// them.
+  /// The indices of the row tiles of prefixes, if ScheduleShape::prefixes_first(); else they are in
+  /// longest_first().
   std::span<const int32_t> prefixes_longest_first() const {
     return {order_.data() + first_prefix_, num_prefixes_};
   }
-  /// Predicted, of all heads.
+  // Predicted costs of row tiles, for all kv heads:
   int64_t total_cost() const { return total_cost_; }
   int64_t cost_of_prefixes() const { return cost_of_prefixes_; }
   /// The cost of the prefixes and of the requests that read them.
@@ -91,7 +92,8 @@ class RowTiles {
 
   ScheduleShape shape_;
   std::vector<RowCosts> costs_;
-  // Sized by the bounds, used up to their counts: push_back's check costs as much as the work.
+  // These vectors have the size that the bounds need, and are used up to the counts below: the
+  // check in push_back() would take as long as the work.
   std::vector<RowTile> tiles_;
   std::vector<RowTileGroup> groups_;
   std::vector<int32_t> order_;

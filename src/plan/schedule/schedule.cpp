@@ -11,11 +11,11 @@
 namespace flashplan {
 namespace {
 
-/// Writes the pieces of queue `cta` from tiles[next] on. Those of split heads, the first and the
-/// last piece of the queue, come first: their merges then overlap with what is whole. Leaves room
-/// for the queue's whole items, before or after the other pieces. `next_whole` has the number of
-/// whole items of each queue, and gets the place of the first. Returns the place after all of them.
-/// It is inlined, because a queue has few pieces.
+/// Writes the pieces of queue `cta` from tiles[next] on. Pieces of split heads, the first and the
+/// last piece of the queue, come first: their merges then overlap with the other work tiles. Leaves
+/// room for the queue's whole items, before or after the other pieces. next_whole[cta] is the
+/// number of these items, and is replaced by the index of the first one in `tiles`. Returns the
+/// index after the queue. It is inlined, because a queue has few pieces.
 [[gnu::always_inline]] inline int32_t write_pieces(const QueueFiller& filler, int32_t cta,
                                                    bool whole_first, int32_t* next_whole,
                                                    int32_t next, WorkTile* tiles) {
@@ -43,11 +43,11 @@ ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_siz
       shape.shares_prefixes ? most_sharing(max_batch_size, shape.num_kv_heads) : 0;
   const int32_t prefixes = std::min(sharers, max_batch_size);
   const int32_t tiles = row_tiles + prefixes;
-  // Sharers may be dealt in so many more items (heads_per_sharer).
+  // Sharers may be divided into more items, by at most two for each queue; see heads_per_sharer().
   const int32_t items = tiles * ((shape.num_kv_heads + least_heads - 1) / least_heads) +
                         (shape.shares_prefixes ? 2 * shape.num_ctas : 0);
   // A cut is made at most once per CTA and adds at most two work tiles (the rest of a head, the
-  // heads after it) and one split. Prefixes that come first are cut for themselves.
+  // heads after it) and one split. Prefixes that come first are divided, and cut, separately.
   const int32_t divisions = shape.shares_prefixes && shape.prefixes_first() ? 2 : 1;
   return {.requests = max_batch_size,
           .segments = max_batch_size + prefixes,
@@ -105,7 +105,8 @@ void Scheduler::make(const Batch& batch, std::span<const PrefixGroup> groups,
   prefixes_.build(batch, groups);
   schedule_batch(batch);
   if (prefixes_.empty()) return;
-  // Less work in larger tiles may still take longer, where they can not be divided among all CTAs.
+  // Sharing means less work in larger tiles, which may still take longer if these can not be
+  // divided among all CTAs.
   const int64_t with = modelled_time();
   gains_by_prefixes_ = with <= (schedule_.total_cost + schedule_.saved_cost) / shape_.num_ctas;
   if (gains_by_prefixes_) return;
@@ -221,12 +222,13 @@ int64_t Scheduler::modelled_time() const {
   return shape_.cost.longest(longest + shape_.cost.of_sharing(rows / shape_.num_ctas));
 }
 
-/// Writes the whole items for which `selects` is true to their places, which `next_whole` has for
-/// each queue.
+/// Writes the whole items for which `selects` is true. next_whole[c] is the index of the next whole
+/// item of queue c.
 template <class Selects>
 void Scheduler::write_whole(std::span<const Item> items, int32_t* next_whole,
                             Selects selects) const {
-  // In locals: members would be read again after every tile that is written.
+  // These are local variables, because members would be read again from memory after every tile
+  // that is written.
   WorkTile* const tiles = memory_.tiles;
   const Merge* const merges = memory_.merges;
   const int32_t first_merge = sharing_.first;

@@ -20,9 +20,9 @@ namespace flashplan {
 /// Upper bounds of a schedule for any batch within (max_batch_size, max_qo_tokens).
 struct ScheduleBounds {
   int32_t requests;
-  int32_t segments;   // of requests and of shared prefixes
+  int32_t segments;   // requests and shared prefixes
   int32_t row_tiles;  // (segment, row tile) pairs
-  int32_t items;      // of heads of row tiles, before cuts
+  int32_t items;      // items before cuts
   int32_t work_tiles;
   int32_t merges;
   int32_t mask_begins = 0;     // set by whoever plans with masks
@@ -30,7 +30,7 @@ struct ScheduleBounds {
 };
 ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_size,
                                int32_t max_qo_tokens);
-/// Bounds with room for the schedules of either.
+/// Bounds with room for any schedule within `a` or within `b`.
 ScheduleBounds larger(const ScheduleBounds& a, const ScheduleBounds& b);
 
 /// Where a schedule is written to, with room for its bounds. Whoever owns it keeps it until the
@@ -39,13 +39,13 @@ struct ScheduleMemory {
   Segment* segments = nullptr;
   Merge* merges = nullptr;
   WorkTile* tiles = nullptr;
-  int32_t merges_taken = 0;  // at the end of `merges`, by the schedule of another kernel
+  int32_t merges_taken = 0;  // merges at the end that the schedule of another kernel has
   // Not written by the scheduler:
   int32_t* mask_begins = nullptr;  // of the requests
   PreparedTiles prepared = {};
 };
 
-/// The same, allocated. May throw std::bad_alloc.
+/// Allocates and owns the memory of a schedule. May throw std::bad_alloc.
 class ScheduleBuffers {
  public:
   ScheduleBuffers() = default;
@@ -76,14 +76,14 @@ struct Schedule {
   std::span<const WorkTile> tiles;
   std::span<const Merge> merges;
   std::vector<int32_t> cta_indptr;
-  std::vector<int64_t> cta_cost;  // predicted, per CTA
+  std::vector<int64_t> cta_cost;  // predicted cost of each CTA
   std::span<const SharedPrefix>
-      prefixes;                  // that are computed once: the segments after the requests
-  int64_t total_cost = 0;        // predicted, of all row tiles uncut
-  int64_t saved_cost = 0;        // by which sharing lowers it
+      prefixes;                  // computed once; their segments come after those of requests
+  int64_t total_cost = 0;        // predicted cost of all row tiles, uncut
+  int64_t saved_cost = 0;        // how much sharing prefixes lowers total_cost
   int32_t first_merge = 0;       // the number of merges[0]
-  int32_t num_cut = 0;           // heads of row tiles
-  int32_t num_partial_rows = 0;  // in use
+  int32_t num_cut = 0;           // heads of row tiles that are cut
+  int32_t num_partial_rows = 0;  // partial rows in use
 
   int32_t num_ctas() const noexcept { return static_cast<int32_t>(cta_cost.size()); }
 };
@@ -94,12 +94,12 @@ class Scheduler {
   /// For batches within the bounds. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, const ScheduleBounds& bounds);
 
-  /// Leaves requests of fewer or more packed query rows out of the next schedules.
+  /// Leaves requests of fewer than `least` or more than `most` packed query rows out of the next
+  /// schedules.
   void take_rows(int32_t least, int32_t most) noexcept;
 
   /// Leaves all queues but the first `num_queues` empty in the next schedules. `num_queues` is at
-  /// most the number that reserve() was called with, and this number for batches with shared
-  /// prefixes.
+  /// most ScheduleShape::num_ctas of reserve(), and equal to it for batches with shared prefixes.
   void take_queues(int32_t num_queues) noexcept;
 
   /// Writes the schedule of `batch`, which has been validated against the bounds, to `memory`. It
@@ -111,13 +111,13 @@ class Scheduler {
 
   const Schedule& schedule() const noexcept { return schedule_; }
   const ScheduleShape& shape() const noexcept { return shape_; }
-  /// Whether the last batch, with its shared prefixes, is predicted to take no longer than without
-  /// them even if that divided evenly among the queues.
+  /// Whether the last batch, with shared prefixes, is predicted to take no longer than it would
+  /// take without them if its work could be divided perfectly among the queues.
   bool gains_by_prefixes() const noexcept { return gains_by_prefixes_; }
 
  private:
   void schedule_batch(const Batch& batch);
-  /// Where the merges end.
+  /// The end of the merges that this schedule may use.
   int32_t merges_end() const { return max_merges_ - memory_.merges_taken; }
   void divide();
   int64_t capacity_of_prefixes() const;
@@ -138,7 +138,7 @@ class Scheduler {
   RowTiles row_tiles_;
   QueueFiller prefix_filler_;  // if prefixes come first
   QueueFiller filler_;
-  // For each queue: where its next whole tile goes.
+  // For each queue, the index at which its next whole item is written.
   std::vector<int32_t> next_whole_prefix_;
   std::vector<int32_t> next_whole_;
   std::vector<int64_t> prefix_loads_;  // see loads_of_prefixes()

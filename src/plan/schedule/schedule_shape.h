@@ -15,8 +15,8 @@ struct WorkspaceLayout;
 /// Predicts the time, in arbitrary units, of a tile of `rows` query rows over `steps` key tiles:
 ///   of_tile(rows) + steps * of_step(rows)
 /// This is the paper's alpha * l_q + beta * l_kv, with coefficients measured for a kernel family.
-/// A field that ends in _row is what each row adds to the cost of the field before it. Each method
-/// below says what its fields are the costs of.
+/// A field that ends in _row is what each row adds to the cost of the field before it. The methods
+/// below say what the fields mean.
 struct CostModel {
   int32_t tile = 0;
   int32_t tile_row = 0;
@@ -56,7 +56,8 @@ struct CostModel {
   int64_t longest(int64_t time) const noexcept { return time + time / error_part; }
 };
 
-/// How row tiles are divided among the queues. Only measurements ask for others than the first.
+/// How row tiles are divided among the queues. Plans use kBalanced; only measurements ask for the
+/// others.
 enum class Division : int32_t {
   kBalanced = 0,  // they are cut where that makes the longest queue shorter
   kWhole,         // none is cut
@@ -122,7 +123,7 @@ struct ScheduleShape {
 bool may_share_prefixes(const AttentionOptions& options) noexcept;
 /// The most requests that are scheduled: with topk each token is one, as it has keys of its own.
 int32_t most_requests(const AttentionOptions& options) noexcept;
-/// Whether they do with the kernel of `choice`.
+/// Whether plans with these options and the kernel of `choice` may compute shared prefixes once.
 bool shares_prefixes(const AttentionOptions& options, const KernelChoice& choice) noexcept;
 
 /// The most sharers of a batch (see PrefixTree): requests that read shared prefixes, and these

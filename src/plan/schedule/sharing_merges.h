@@ -9,16 +9,16 @@
 
 namespace flashplan {
 
-/// The merges of sharers (see PrefixTree). That of kv head h of sharer s is
+/// The merges of sharers (see PrefixTree). The merge of kv head h of sharer s is
 /// merges[first + s * num_kv_heads + h].
 struct SharingMerges {
   Merge* merges = nullptr;
   int32_t first = 0;
-  int32_t num_partial_rows = 0;  // of all sharers as long as none is cut
+  int32_t num_partial_rows = 0;  // partial rows of all sharers if none is cut
 };
 
-/// Writes them, sharer after sharer, as they are before any is cut: each has one state of each
-/// head. It is meant to be a local object, which stays in registers.
+/// Writes the merges of sharers, one sharer after the other, as they are before any is cut: each
+/// merge has one state. It is meant to be a local object, which the compiler keeps in registers.
 class SharingMergesWriter {
  public:
   SharingMergesWriter(const SharingMerges& sharing, const PrefixTree& prefixes,
@@ -29,11 +29,11 @@ class SharingMergesWriter {
         first_prefix_(sharing.first + prefixes.num_requests() * num_kv_heads),
         next_(sharing.merges + sharing.first) {}
 
-  /// Writes those of the next request that reads prefixes, of which `prefix` is the innermost.
+  /// Writes the merges of the next request that reads prefixes, of which `prefix` is the innermost.
   void add_request(int32_t request, int32_t qo_begin, int32_t num_rows, int32_t prefix) {
     if (prefix != prefix_) {
       prefix_ = prefix;
-      // It waits for its own work tile and for each prefix.
+      // A merge of the request waits for the request's own work tile and for each prefix.
       num_pieces_ = prefixes_[prefix].depth + 2;
       parent_ = first_prefix_ + prefix * num_heads_;
     }
@@ -44,7 +44,7 @@ class SharingMergesWriter {
     write(num_rows, rows, states, links, next_links);
   }
 
-  /// Writes those of the next prefix, after all requests.
+  /// Writes the merges of the next prefix, after those of all requests.
   void add_prefix(int32_t segment, int32_t qo_begin, const SharedPrefix& prefix) {
     const bool has_parent = prefix.parent >= 0;
     const int32_t parent = has_parent ? first_prefix_ + prefix.parent * num_heads_ : -1;
@@ -57,7 +57,7 @@ class SharingMergesWriter {
   }
 
  private:
-  // A merge is three times 16 bytes, each of which are written by one instruction.
+  // A merge is written by three instructions, each of which writes 16 bytes.
   using Words = int32_t __attribute__((vector_size(16)));
   using WordsInMemory = int32_t __attribute__((vector_size(16), aligned(4), may_alias));
   static_assert(sizeof(Merge) == 3 * sizeof(Words));
