@@ -16,7 +16,7 @@ Status check_bounds(const AttentionOptions& options, const Batch& batch) {
   FLASHPLAN_RETURN_IF_ERROR(check_lengths(batch));
   const int32_t* qo = batch.qo_indptr;
   int64_t num_keys = 0;
-  int64_t num_pairs = 0;  // of a query and a key, below 2^55
+  int64_t num_pairs = 0;  // pairs of a query and a key; below 2^55
   for (int32_t r = 0; r < batch.batch_size; ++r) {
     num_keys += batch.kv_lens[r];
     num_pairs += int64_t{qo[r + 1] - qo[r]} * batch.kv_lens[r];

@@ -12,24 +12,26 @@
 
 namespace flashplan {
 
-/// How many pages all caches have that page ids, which are int32, can name.
+/// The number of pages that all caches have, but at most as many as int32 page ids can name.
 int32_t num_pages_of(const AttentionTensors& t);
 
-/// With shared_kv: that there is neither v nor a scale of it.
+/// With shared_kv: checks that neither v nor a scale of v is given.
 Status check_values_given(const AttentionTensors& t, const AttentionOptions& options);
 
-/// With shared_kv: dtype and device of the last dims of queries or keys (`tail`), if they are given
-/// beside the others (`whole`).
+/// With shared_kv: checks dtype and device of `tail`, the tensor with the last dims of queries or
+/// keys, if it is given. `whole`: the tensor with the other dims.
 Status check_tail(const TensorArgument& tail, const TensorArgument& whole, DType dtype,
                   const AttentionOptions& options);
 
-/// Without shared_kv: the last dims of ragged keys, which all kv heads have in common.
+/// Without shared_kv: checks the tensor with the last dims of ragged keys, which all kv heads have
+/// in common.
 Status check_common_tail(const TensorArgument& tail, const Plan::Impl& plan);
 
-/// The lists of keys, but for their values.
+/// Checks the lists of keys, except their values.
 Status check_lists(const AttentionTensors& t, const Plan::Impl& plan);
 
-/// The values of checked lists in host memory: no key is behind those that plan() was told of.
+/// Checks the values of lists in host memory that have passed check_lists(): no list may name keys
+/// behind the length that plan() got.
 Status check_list_values(const AttentionTensors& t, const Plan::Impl& plan);
 
 }  // namespace flashplan

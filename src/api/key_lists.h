@@ -18,7 +18,7 @@ class KeyListBatch {
     lens_.reserve(static_cast<std::size_t>(max_tokens));
   }
 
-  /// Valid until the next call.
+  /// The batch in which each token is a request. It is valid until the next call.
   Batch batch_of_tokens(const Batch& batch, int32_t topk) {
     indptr_.assign(1, 0);
     lens_.clear();

@@ -125,7 +125,7 @@ Status check_compiler(const AttentionOptions& options) noexcept {
   return load_nvrtc(options.variant.empty() ? "rope" : "variant");
 }
 
-/// Everything a GPU needs before the first step.
+/// Allocates and loads what a plan on a GPU needs before the first step.
 Status create_on_gpu(const ScheduleBounds& bounds, Plan::Impl* impl) noexcept {
   const int32_t device = impl->options.device.index;
   const cuda::DeviceGuard guard(device);
@@ -208,7 +208,8 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   ScheduleBounds bounds = prepare_schedules(division, impl.get());
   for (int32_t i = 0; i < impl->num_kernels(); ++i) {
     PlanKernel& kernel = impl->kernels[static_cast<std::size_t>(i)];
-    // A graph may capture a kernel that has had no plan yet: with the code order of its kind.
+    // A graph may capture a kernel before plan() has chosen it. It then has the code order for the
+    // kind of batches that the kernel is for.
     kernel.has_few_rows = impl->kind_of_kernel(i) == BatchKind::kFewRows;
   }
   AttentionOptions& filled = impl->options;

@@ -48,8 +48,8 @@ struct Plan::Impl {
   /// other one.
   bool keeps_kernel = false;
   KernelReason reason = KernelReason::kRows;            // of the last plan()
-  DeviceLimits device;                                  // that the kernels were chosen for
-  RopeTurns rope;                                       // if there is one in the options
+  DeviceLimits device;                                  // what the kernels were chosen for
+  RopeTurns rope;                                       // set if the options have a rope
   PrefixGroups prefixes;                                // of the batch
   ScheduleBuffers buffers;                              // hold the schedule on the CPU
   std::optional<cuda::DeviceSchedule> device_schedule;  // holds the schedule on a GPU
@@ -72,7 +72,7 @@ struct Plan::Impl {
 
   PlanKernel& kernel() noexcept { return kernels[static_cast<std::size_t>(current)]; }
   const PlanKernel& kernel() const noexcept { return kernels[static_cast<std::size_t>(current)]; }
-  /// The one that is not current, of two.
+  /// Of two kernels, the one that is not current.
   PlanKernel& other_kernel() noexcept { return kernels[static_cast<std::size_t>(1 - current)]; }
   const PlanKernel& other_kernel() const noexcept {
     return kernels[static_cast<std::size_t>(1 - current)];

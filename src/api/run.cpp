@@ -25,7 +25,7 @@ namespace {
 /// Describes a tensor of keys or values, with or without a dimension of heads, to the kernels.
 KvView kv_view(const TensorView& view, const AttentionOptions& options) {
   const bool is_paged = options.page_size > 0;
-  const int32_t first = is_paged ? 1 : 0;  // of the dimensions in a page
+  const int32_t first = is_paged ? 1 : 0;  // the first dimension within a page
   const int64_t page_stride = is_paged ? view.stride[0] : 0;
   if (view.rank < first + 3) return {view.data, page_stride, view.stride[first], 0};
   const int32_t tokens = is_paged && options.kv_layout == KvLayout::kHND ? 2 : first;
@@ -85,8 +85,8 @@ PreparedKv prepared_kv(const AttentionTensors& t, const Plan::Impl& plan, const 
   PreparedKv kv;
   if (with.layout.max_prepared_tiles == 0) return kv;
   const KernelGeometry& geometry = with.choice.kernel.geometry;
-  // A work tile that lies behind the real length of its row tile must read zeros as values, which
-  // prepared ones are not.
+  // A work tile whose keys lie behind the real length of the request must read zeros as values.
+  // Prepared values are not zeros there.
   if (geometry.prepared_value_bytes > 0 && !t.kv_lens.empty()) return kv;
   auto* workspace = static_cast<unsigned char*>(t.workspace);
   kv.keys = workspace + with.layout.prepared_keys;
@@ -96,7 +96,7 @@ PreparedKv prepared_kv(const AttentionTensors& t, const Plan::Impl& plan, const 
   return kv;
 }
 
-/// Where the schedule lies on the CPU.
+/// The parameters of the schedule of a plan on the CPU.
 ScheduleParams host_schedule(const AttentionTensors& t, const Plan::Impl& plan) {
   const Schedule& schedule = plan.schedule();
   auto* workspace = static_cast<std::byte*>(t.workspace);
@@ -160,7 +160,7 @@ KeyLists key_lists(const TensorView& indices) {
           static_cast<int32_t>(indices.shape[1])};
 }
 
-/// Those of one of the plan's kernels.
+/// The parameters for a run of kernel number `number` of the plan.
 AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, int32_t number) {
   const AttentionOptions& options = plan.options;
   const PlanKernel& with = plan.kernels[static_cast<std::size_t>(number)];

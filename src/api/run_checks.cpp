@@ -18,7 +18,7 @@
 namespace flashplan {
 namespace {
 
-/// Keys and values that are the same may leave out the dimension of heads.
+/// Checks the shape of k or v. With shared_kv they may leave out the dimension of heads.
 Status check_kv(const TensorArgument& argument, const Plan::Impl& plan, int32_t head_dim) {
   const AttentionOptions& options = plan.options;
   const Dim heads = Dim::exactly(options.num_kv_heads);
@@ -46,7 +46,7 @@ bool has_table(const PageTableTensors& tables) {
   return !tables.block_table.empty() || !tables.page_indptr.empty() || !tables.page_indices.empty();
 }
 
-/// `device` is where the tables must be.
+/// Checks that the page table has the form that the plan takes, and is on `device`.
 Status check_page_form(const PageTableTensors& tables, const Plan::Impl& plan, Device device) {
   if (plan.options.topk > 0 && has_table(tables)) {
     return error(
@@ -60,7 +60,7 @@ Status check_page_form(const PageTableTensors& tables, const Plan::Impl& plan, D
                "block_table: expected no page table with ragged k and v, got one");
 }
 
-/// `device` is where the lengths must be.
+/// Checks the real lengths, except their values. They must be on `device`.
 Status check_kv_lens(const TensorArgument& kv_lens, const Plan::Impl& plan, Device device) {
   if (kv_lens.view.empty()) return {};
   if (plan.options.topk > 0) {
@@ -101,7 +101,7 @@ Status check_sinks(const AttentionTensors& t, const Plan::Impl& plan) {
   return check_shape(sinks, {Dim::exactly(plan.options.num_qo_heads)});
 }
 
-/// A tensor of the variant: any shape, without gaps, since its body sees a pointer.
+/// Checks a tensor of the variant. It may have any shape but no gaps, since bodies get a pointer.
 Status check_variant_tensor(const TensorArgument& argument, DType dtype, Device device) {
   const int32_t rank = argument.view.rank;
   if (rank < 1 || rank > kMaxRank) {  // check_shape() refuses other tensors
@@ -237,7 +237,7 @@ Status check_logits_scale(const char* name, float scale, const char* others, flo
   return {};
 }
 
-/// Checks the scales of queries and keys, but for the values of tensors.
+/// Checks the scales that are numbers. Scales that are tensors are checked elsewhere.
 Status check_scale_numbers(const AttentionTensors& t, const AttentionOptions& options) {
   if (!is_narrow_float(options.q_dtype) && (t.q_scale != 1.0F || !t.q_scales.empty())) {
     return error(StatusCode::kInvalidArgument, "q_scale: expected 1 with q of %s, got %s",
@@ -249,7 +249,7 @@ Status check_scale_numbers(const AttentionTensors& t, const AttentionOptions& op
   return check_scale("v_scale", t.v_scale);
 }
 
-/// Checks what the scales of kv heads make of q_scale, k_scale and v_scale.
+/// Checks the products of the scales of kv heads with the numbers q_scale, k_scale and v_scale.
 Status check_head_scale_values(const AttentionTensors& t, const AttentionOptions& options) {
   const float softmax_scale = *options.softmax_scale;
   const HeadScales q_scales = head_scales(t.q_scales);

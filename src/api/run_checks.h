@@ -8,7 +8,7 @@
 
 namespace flashplan {
 
-/// Checks all tensors, but for the values in them, and all numbers.
+/// Checks all numbers, and all tensors except the values in them.
 Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan);
 
 /// Checks the values in tensors that have passed check_tensors() and lie on the CPU.
@@ -17,7 +17,8 @@ Status check_values(const AttentionTensors& t, const Plan::Impl& plan);
 /// Checks tensors in host memory, and the values in them; see Plan::check_device_data().
 Status check_data(const DeviceData& data, const Plan::Impl& plan);
 
-/// Checks on a GPU, where the host can not read tables, that they have enough columns.
+/// Checks that a block table on a GPU, which the host can not read, has enough columns for the
+/// planned lengths.
 Status check_planned_columns(const AttentionTensors& t, const Plan::Impl& plan);
 
 }  // namespace flashplan

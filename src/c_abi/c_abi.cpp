@@ -23,7 +23,8 @@ struct flashplan_plan {
 namespace flashplan::c_abi {
 namespace {
 
-/// As snprintf does.
+/// Copies a text to `text`, which has `size` bytes, cut off and with a final NUL. Returns the
+/// length of the whole text, as snprintf() does.
 std::size_t write_text(const std::string& source, char* text, std::size_t size) noexcept {
   if (text != nullptr && size > 0) {
     const std::size_t length = std::min(source.size(), size - 1);
@@ -210,7 +211,7 @@ void flashplan_tensor_init(flashplan_tensor* tensor, size_t struct_size, void* d
   t.dtype = dtype;
   t.rank = rank;
   const int32_t num_dims = shape == nullptr || rank > kMaxRank ? 0 : rank;
-  uint64_t stride = 1;  // which may wrap
+  uint64_t stride = 1;  // unsigned, because it may wrap
   for (int32_t d = num_dims - 1; d >= 0; --d) {
     t.shape[d] = shape[d];
     t.stride[d] = static_cast<int64_t>(stride);

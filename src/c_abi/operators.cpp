@@ -211,7 +211,7 @@ Status penalise(const flashplan_penalty_tensors* given, Stream stream) noexcept 
   return apply_penalties(logits, history, history_lens, options, stream);
 }
 
-/// What flashplan_sample_tensors says, as the C++ functions take it.
+/// The arguments of the C++ functions that are read from a flashplan_sample_tensors.
 struct Sampling {
   TensorView logits;
   SampleOptions options;

@@ -8,7 +8,8 @@
 
 namespace flashplan::c_abi {
 
-/// What a function of the C interface returns and writes to the caller's message, if there is one.
+/// Returns the code of `status`, and writes its text to the caller's buffer `message`, if that is
+/// not null.
 inline flashplan_status report(const Status& status, char* message) noexcept {
   if (message != nullptr) {
     std::snprintf(message, FLASHPLAN_MESSAGE_SIZE, "%s", status.ok() ? "" : status.message);

@@ -49,7 +49,7 @@ inline constexpr std::size_t kFirstSize<flashplan_sample_tensors> = 168;
 template <>
 inline constexpr std::size_t kFirstSize<flashplan_verify_tensors> = 104;
 
-/// What a size can not be beyond, whatever is added: memory that was never written has others.
+/// No struct will ever be larger. A larger size comes from memory that was never initialised.
 constexpr std::size_t kMaxSize = 4096;
 
 /// The caller's struct with `defaults` for the fields that it is too old to have.

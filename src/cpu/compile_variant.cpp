@@ -40,7 +40,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kEntry = "flashplan_run_queue";
-// What comes before the user's lines.
+// The source that comes before that of the variant.
 constexpr const char* kHeaders =
     "#define FLASHPLAN_ISA user\n"
     "#include <math.h>\n"
@@ -74,7 +74,8 @@ Status no_compiler() {
                wanted != nullptr ? wanted : "");
 }
 
-/// As cmake/cpu_instances.cmake compiles the kernels that are built in, then FLASHPLAN_CXXFLAGS.
+/// The options with which cmake/cpu_instances.cmake compiles the built-in kernels, then those of
+/// FLASHPLAN_CXXFLAGS.
 std::vector<std::string> compiler_options() {
   std::vector<std::string> options = {"-std=c++20",
                                       "-O3",
@@ -119,7 +120,7 @@ std::string program_source(const AttentionOptions& options) {
   return text + ", cpu::user::variant::UserVariant>(params, cta, scratch);\n}\n";
 }
 
-/// A digest of everything that the compiled code follows from.
+/// A digest of everything that the compiled code depends on.
 std::string cache_key(const std::string& source, const std::vector<std::string>& command) {
   Sha256 hash;
   hash.add_text("cpu");
@@ -131,8 +132,8 @@ std::string cache_key(const std::string& source, const std::vector<std::string>&
   }
   for (const std::string& word : command) hash.add_text(word);
   for (const std::string& word : compiler_options()) hash.add_text(word);
-  // The programs among the words, which may be replaced by others of the same names: the compiler
-  // follows a launcher in "ccache g++".
+  // Any program among the words may be replaced by another one of the same name. There may be two,
+  // a launcher and the compiler, as in "ccache g++".
   for (const std::string& word : command) {
     const std::string found = find_program(word);
     if (found.empty()) continue;  // an option
@@ -187,8 +188,8 @@ RunQueue load_code(const std::string& code) {
   return load_file(library);
 }
 
-/// The first line of a compiler's output that says what is wrong, with what comes before it in its
-/// file: "alibi.logits:1:8: error: ...".
+/// The first line of a compiler's output that says what is wrong, such as
+/// "alibi.logits:1:8: error: ...".
 std::string first_error(const std::string& output) {
   std::istringstream lines(output);
   std::string first;
@@ -229,7 +230,7 @@ Status compile(const Variant::Impl& variant, const std::string& source,
                const std::vector<std::string>& compiler, const fs::path& folder) {
   bool written = !folder.empty() && write_file(folder / "variant.cpp", source);
   for (const EmbeddedSource& file : embedded_sources()) {
-    if (std::string_view(file.path).starts_with("kernels/")) continue;  // of GPUs
+    if (std::string_view(file.path).starts_with("kernels/")) continue;  // headers for GPUs
     written = written && write_file(folder / file.path, file.text);
   }
   if (!written) {
@@ -260,7 +261,7 @@ Status compile(const Variant::Impl& variant, const std::string& source,
                  "%.150s",
                  first_error(result.output).c_str());
   }
-  // Is it the user's source, or does the compiler fail without it, too?
+  // Finds out whether the user's source is wrong, or whether the compiler fails without it, too.
   const bool works = write_file(folder / "headers.cpp", kHeaders) &&
                      compile_file(compiler, "headers", folder, seconds).succeeded;
   if (!works) {
@@ -274,7 +275,7 @@ Status compile(const Variant::Impl& variant, const std::string& source,
                first_error(result.output).c_str());
 }
 
-/// From the cache; null if it is not there, or is not what this process can load.
+/// Loads code from the cache. Null if the cache does not have it, or this process can not load it.
 RunQueue load_cached(const DiskCache& cache, const std::string& key) {
   const std::optional<std::string> code = cache.load(key);
   return code ? load_code(*code) : nullptr;
@@ -297,7 +298,7 @@ Status make_code(const AttentionOptions& options, const std::string& source,
   const std::string content((std::istreambuf_iterator<char>(file)),
                             std::istreambuf_iterator<char>());
   code->run_queue = load_file(library);
-  // The folder may be one that may hold no programs.
+  // Code in the temporary folder can not be loaded if its file system forbids programs (noexec).
   if (code->run_queue == nullptr) code->run_queue = load_code(content);
   if (code->run_queue == nullptr) {
     const char* reason = ::dlerror();

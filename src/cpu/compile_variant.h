@@ -11,8 +11,9 @@ namespace flashplan::cpu {
 /// Whether there is a compiler: kUnsupported says how to get one.
 Status find_compiler() noexcept;
 
-/// Gives `kernel`, which was selected for the options, the code of their variant: of this process,
-/// of the cache on disk, or of the compiler. It stays loaded until the process ends.
+/// Gives `kernel`, which was selected for the options, the code of their variant. The code comes
+/// from an earlier call of this process, from the cache on disk, or from the compiler, and stays
+/// loaded until the process ends.
 ///   kInvalidArgument  it does not compile; Variant::compile_log() has all that the compiler said
 ///   kUnsupported      there is no compiler
 Status compile_variant(const AttentionOptions& options, Kernel* kernel) noexcept;

@@ -95,7 +95,7 @@ struct Format<DType::kFloat8E4M3> : SmallFloat<4, 3, true, true, uint8_t> {};
 template <>
 struct Format<DType::kFloat8E5M2> : SmallFloat<5, 2, false, true, uint8_t> {};
 
-/// Rows of bytes, which are widened as a whole; see DType.
+/// fp8_ds_mla has rows of bytes, which load_ds_mla() widens as a whole; see DType.
 template <>
 struct Format<DType::kFp8DsMla> {
   using Storage = uint8_t;
@@ -136,7 +136,8 @@ FLASHPLAN_INLINE void dispatch_wide_format(DType dtype, const Body& body) {
   }
 }
 
-/// Calls `body` with the Format that an operator on `From` stores: the same, or an 8-bit float.
+/// Calls `body` with the Format of `dtype`, the dtype that an operator on elements of `From`
+/// stores: that of `From`, or an 8-bit float.
 template <typename From, typename Body>
 FLASHPLAN_INLINE void dispatch_stored_format(DType dtype, const Body& body) {
   switch (dtype) {

@@ -17,7 +17,8 @@ Isa widest_isa() noexcept {
   }
 #endif
 #if defined(FLASHPLAN_HAVE_AVX2)
-  // Not every compiler has a name for f16c; processors with the others have it too.
+  // F16C is not asked for: not every compiler has a name for it, and all processors with AVX2 have
+  // it.
   if (most != "baseline" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") &&
       __builtin_cpu_supports("fma")) {
     return Isa::kAvx2;

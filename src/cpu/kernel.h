@@ -9,8 +9,8 @@
 
 namespace flashplan::cpu {
 
-/// Tiles: packed query rows, and keys. A converted tile of 32 keys x 128 floats takes 16 KB and
-/// stays in the first-level cache while the rows of a query tile pass over it. Prompts are 1 to 4 %
+/// The sizes of tiles, in packed query rows and in keys. A converted tile of 32 keys x 128 floats
+/// takes 16 KB and stays in the L1 cache while it is used for all query rows. Prompts are 1 to 4 %
 /// faster with 128 rows than with 64, and are planned in 3/4 of the time.
 constexpr int32_t kCpuTileQ = 128;
 constexpr int32_t kCpuTileKv = 32;
@@ -18,11 +18,11 @@ constexpr int32_t kCpuTileKv = 32;
 /// Runs queue `cta` with a worker's scratch memory.
 using RunQueue = void (*)(const AttentionParams& params, int32_t cta, std::byte* scratch) noexcept;
 
-/// One for each kv dtype.
+/// The kernels for one instruction set, one for each kv dtype.
 struct KernelSet {
   RunQueue float32, float16, bfloat16, float8_e4m3, float8_e5m2, fp8_ds_mla;
 
-  /// Null for dtypes that caches do not have.
+  /// The kernel for a dtype; null for dtypes that caches do not have.
   constexpr RunQueue of(DType kv_dtype) const noexcept {
     switch (kv_dtype) {
       case DType::kFloat32: return float32;

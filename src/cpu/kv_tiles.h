@@ -65,7 +65,8 @@ class KvTiles {
     look_up(ahead());
   }
 
-  /// A bit for each key of the current tile: whether it is in the cache. Those of page tables are.
+  /// A bit for each key of the current tile: whether it is in the cache. Keys of page tables always
+  /// are; entries of lists may name no key.
   uint32_t found() const { return tiles_[current_].found; }
 
   /// Converts the current tile of a kv head to [kCpuTileKv, width], and prefetches rows of a later
@@ -119,8 +120,8 @@ class KvTiles {
     }
   }
 
-  /// Goes to the next key of the list. Returns whether it is in the cache; without it the row is
-  /// the first one of page 0, whose memory exists and whose values nobody uses.
+  /// Goes to the next key of the list. Returns whether it is in the cache. If not, the current row
+  /// is the first one of page 0, whose memory exists; nobody uses what is read there.
   bool go_to_slot() {
     page_ = row_in_page_ = 0;
     if (num_slots_ <= 0) return false;
@@ -149,16 +150,16 @@ class KvTiles {
   }
 
   const KvRows from_;
-  const int32_t num_dims_;          // of rows without their tails
+  const int32_t num_dims_;          // dims of rows without their tails
   const int32_t distance_;          // tiles from the current one to the prefetched one
-  const int32_t* ids_ = nullptr;    // of the page; null: ragged
-  const int32_t* slots_ = nullptr;  // of the next key; null: keys follow one another
-  int32_t num_slots_ = 0;           // that the list has left
+  const int32_t* ids_ = nullptr;    // id of the current page; null: ragged
+  const int32_t* slots_ = nullptr;  // list entry of the next key; null: there is no list
+  int32_t num_slots_ = 0;           // entries left in the list
   int64_t page_ = 0;
   int64_t row_in_page_ = 0;
   int32_t page_size_ = 0;
   uint32_t num_pages_ = 0;
   int32_t num_left_;              // keys that are not looked up yet
-  int32_t current_ = kMostAhead;  // in the ring of tiles
+  int32_t current_ = kMostAhead;  // index of the current tile in tiles_
   Tile tiles_[kMostAhead + 1];
 };

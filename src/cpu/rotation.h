@@ -17,7 +17,8 @@ struct Rotations {
     constexpr double kMagic = 6755399441055744.0;
     const double turns = position * p.turns[i];
     const auto part = static_cast<float>(turns - ((turns + kMagic) - kMagic));
-    // In [-1/2, 1/2]; less a half turn, which changes signs, in [-1/4, 1/4].
+    // `part` is in [-1/2, 1/2]. Without a half turn, which only changes the signs of cosine and
+    // sine, it is in [-1/4, 1/4].
     constexpr float kFloatMagic = 12582912.0F;
     const float half_turns = (2.0F * part + kFloatMagic) - kFloatMagic;
     const float sign = gain * (1.0F - 2.0F * (half_turns * half_turns));
@@ -41,8 +42,9 @@ struct Rotations {
   }
 }
 
-/// `kStep`: from one pair to the next; `distance`: of the dims of a pair. Never inlined, so that
-/// all callers get the same bits: where a * b + c is contracted is up to the compiler.
+/// Rotates pairs of dims. `kStep`: dims from one pair to the next; `distance`: from the first dim
+/// of a pair to the second. Never inlined, so that all callers get the same bits: where a * b + c
+/// is contracted is up to the compiler.
 template <typename Format, int32_t kStep>
 [[gnu::noinline]] void rotate_pairs(const typename Format::Storage* from,
                                     typename Format::Storage* to, int32_t num_pairs,

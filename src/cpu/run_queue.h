@@ -16,7 +16,7 @@ namespace {
 #include "cpu/rotation.h"
 #include "cpu/variant.h"
 #include "cpu/vec.h"
-// Each of these uses the headers above it.
+// Each of the next headers uses those above it.
 #include "cpu/tile_math.h"
 
 #include "cpu/row_block.h"
@@ -33,7 +33,7 @@ void load_queries(const RowBlock& rows, const Variant& variant, float* to) {
   const AttentionParams& p = rows.params;
   const int32_t width = padded(p.tensors.head_dim_qk);
   const RopeTurns* rope = p.host.rope;
-  Rotations rotations;  // of the position of the row before
+  Rotations rotations;  // for the position of the row before this one
   dispatch_format(p.tensors.q_dtype, [&](auto format) {
     using QFormat = decltype(format);
     for (int32_t r = 0; r < rows.num_rows(); ++r) {
@@ -125,7 +125,8 @@ template <typename KvFormat, typename Variant>
     int32_t num_keys = 0;
     for (int32_t kv = kv_begin; kv < kv_end; kv += num_keys) {  // kv + tile_kv might overflow
       num_keys = min(tile_kv, kv_end - kv);
-      // All heads of a tile, one after the other: the heads of a token are neighbours in memory.
+      // All heads of a tile are computed one after the other, because the heads of a token are
+      // neighbours in memory.
       keys.advance();
       const RopeTurns* rope = p.host.rope;
       auto* rotations = reinterpret_cast<Rotations*>(scratch.rotations);  // of the keys
@@ -171,7 +172,8 @@ template <typename KvFormat, typename Variant>
       if (!shared_kv) values.advance();
       for (int32_t h = rows.kv_head; h < heads_end; ++h) {
         const int32_t first = (h - rows.kv_head) * rows.rows.num_rows;
-        // Keys that are values too are still there, since they have one head.
+        // With shared_kv there is one head, so scratch.kv still holds its keys, which are the
+        // values.
         if (!shared_kv) values.load(h, scratch.kv, width_vo);
         if constexpr (Variant::kTransformsValue) {
           transform_tile(rows, h, kv, num_keys, p.tensors.head_dim_vo, scratch.kv,

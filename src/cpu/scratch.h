@@ -20,18 +20,19 @@ FLASHPLAN_INLINE int32_t padded(int32_t head_dim) {
 struct Scratch {
   float* q;         // [tile_q, padded(head_dim_qk)] scaled, zero in the padding
   float* kv;        // [tile_kv, padded(the larger head_dim)] one tile of keys, then of values
-  float* logits;    // [tile_q, tile_kv] then probabilities
+  float* logits;    // [tile_q, tile_kv] logits, then probabilities
   float* o;         // [tile_q, padded(head_dim_vo)] sum of probability * value, then the state's o
   float* merged_o;  // [tile_q, padded(head_dim_vo)] states merged so far
   float* row_max;   // [tile_q] largest logit so far
   float* row_sum;   // [tile_q, kRowPadding] sum of probabilities, a partial sum in each lane
-  float* lse;       // [tile_q] of the state
-  float* merged_max;  // [tile_q]
-  float* merged_sum;  // [tile_q]
+  float* lse;       // [tile_q] lse of the state
+  float* merged_max;  // [tile_q] largest lse of the merged states
+  float* merged_sum;  // [tile_q] sum of their weights
   float* rotations;   // [tile_kv] Rotations of a tile of keys, where they are rotated
 };
 
-/// Divides `memory` into the arrays of a worker, and returns their bytes. Null only counts them.
+/// Divides `memory` into the arrays of a worker, and returns their bytes. If `memory` is null, it
+/// only counts the bytes.
 FLASHPLAN_INLINE std::size_t partition(Scratch* scratch, std::byte* memory, int32_t tile_q,
                                        int32_t tile_kv, int32_t head_dim_qk, int32_t head_dim_vo,
                                        bool rotates) {

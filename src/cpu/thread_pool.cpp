@@ -80,7 +80,8 @@ class Workers {
     }
   }
 
-  std::atomic<uint32_t> round_{0};  // its number, then kInvitedBits: workers that take part
+  // The number of the round, and in the low kInvitedBits how many workers take part in it.
+  std::atomic<uint32_t> round_{0};
   std::atomic<int32_t> num_busy_{0};
   std::atomic<int32_t> next_task_{0};
   ThreadPool::Task task_ = nullptr;

@@ -167,7 +167,7 @@ inline void add_values(const float* p, int32_t p_stride, const KeySpan* visible,
   for (; r < num_rows; ++r) row(r, visible[r]);
 }
 
-/// The same for the keys whose bits are set in `seen`.
+/// o[r] += p[r] v for all rows, over the keys whose bits are set in seen[r].
 inline void add_seen_values(const float* p, int32_t p_stride, const uint32_t* seen,
                             int32_t num_rows, const float* v, int32_t v_width, int32_t width,
                             float* o) {

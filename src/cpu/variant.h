@@ -2,9 +2,9 @@
 // The hooks of an attention variant on the CPU; for a GPU see kernels/device/variant.h.
 // Only run_queue.h includes this file, inside the namespace of an instruction set.
 
-/// softmax(logits), and the base of every variant. A variant derives from it and overrides by
-/// shadowing. Hooks whose flag is false cost nothing. The key and value hooks also run on masked
-/// elements.
+/// Attention without a variant: softmax(logits). It is the base of every variant, which replaces
+/// members by members of the same name. Hooks whose flag is false cost nothing. The key and value
+/// hooks also run on masked elements.
 struct Standard {
   static constexpr bool kUseSoftmax = true;         // false: weights are the logits themselves
   static constexpr bool kTransformsQuery = false;   // query(): each element of q

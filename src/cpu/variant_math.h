@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Functions of abi/variant_math.h of the machine's C library. Included by generated source only,
-// inside a namespace.
+// Functions that bodies of variants may call, besides those of abi/variant_math.h: on the CPU they
+// are those of the C library. Only generated source includes this file, inside a namespace.
 
 FLASHPLAN_DEVICE float infinity() { return __builtin_inff(); }
 FLASHPLAN_DEVICE float exp2(float x) { return ::exp2f(x); }

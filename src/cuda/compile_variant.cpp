@@ -17,7 +17,7 @@ namespace {
 
 struct Loaded {
   std::mutex mutex;
-  cudaKernel_t kernel = nullptr;  // of any device
+  cudaKernel_t kernel = nullptr;  // one handle for all devices
   std::string name;
 };
 
@@ -76,7 +76,8 @@ Status compile_variant(const AttentionOptions& options, const RopeTurns* rope,
   }
   kernel->name = loaded.name;
   KernelCode& code = kernel->code;
-  // Where keys in two tensors need code of their own, none is compiled for them.
+  // If keys in two tensors need a kernel of their own, the plan does not take such keys: only one
+  // kernel is compiled.
   const bool takes_key_tails = code.key_tails == code.many_rows_first;
   code.few_rows_first = code.many_rows_first = reinterpret_cast<const void*>(loaded.kernel);
   code.key_tails = takes_key_tails ? code.many_rows_first : nullptr;

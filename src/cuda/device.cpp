@@ -18,7 +18,7 @@ struct Devices {
   std::array<DeviceFacts, kMostDevices> facts;
 };
 
-/// Throws the cudaError_t of a failed call.
+/// Asks CUDA for the devices. Throws the cudaError_t of a failed call.
 Devices find_devices() {
   Devices devices;
   int count = 0;
@@ -42,7 +42,7 @@ Devices find_devices() {
   return devices;
 }
 
-/// Those of the first time that CUDA could tell. Until then there are none.
+/// The devices of this process. CUDA is asked until it answers; until then there are none.
 const Devices& devices() noexcept try {
   static const Devices found = find_devices();
   return found;

@@ -19,7 +19,7 @@ Status check_no_capture(Stream stream) noexcept {
                "stream: expected no capture under way, got a capturing stream");
 }
 
-/// Writes the begins of a schedule's queues. `tiles`: where the work tiles of all schedules begin.
+/// Writes the starts of a schedule's queues. `tiles`: where the work tiles of all schedules begin.
 /// `first_prepared`: the first prepared tile of each segment; null: nothing is prepared.
 void write_starts(const Schedule& schedule, const WorkTile* tiles, const int32_t* first_prepared,
                   QueueStart* starts) {

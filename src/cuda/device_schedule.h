@@ -17,8 +17,9 @@ struct CUevent_st;
 
 namespace flashplan::cuda {
 
-/// One device buffer at a fixed address. Each plan fills it by one copy from a ring of pinned host
-/// buffers, so that plans can be made ahead of the GPU. create() allocates all memory.
+/// The schedule lies in one device buffer at a fixed address. Each plan fills it by one copy from a
+/// ring of pinned host buffers, so that plans can be made ahead of the GPU. create() allocates all
+/// memory.
 ///
 /// Uploads and runs of a Plan share the buffer and its counters, so they follow one another on the
 /// device, whichever streams they are on. On one stream this costs nothing; a change of stream
@@ -45,8 +46,9 @@ class DeviceSchedule {
   Status before_upload(Stream stream, ScheduleMemory* memory) noexcept;
 
   using Schedules = std::array<const Schedule*, KernelChoices::kMost>;
-  /// Copies the schedules of the kernels, which are in that buffer, to the device on `stream`. One
-  /// at least is not null. The queues of the kernels that have none become empty. No allocation.
+  /// Copies the schedules of the plan's kernels to the device on `stream`, from the buffer that
+  /// before_upload() returned. At least one is not null. The queues of kernels without a schedule
+  /// become empty. No allocation.
   Status upload(const Schedules& schedules, Stream stream) noexcept;
 
   /// Must be called before and after a launch on a stream that is not being captured, while the
@@ -78,7 +80,7 @@ class DeviceSchedule {
   int32_t device_ = -1;
   // Offsets in bytes; the merges come first, the tiles last.
   std::size_t merges_ = 0;
-  std::array<std::size_t, KernelChoices::kMost> starts_ = {};  // of the queues of each kernel
+  std::array<std::size_t, KernelChoices::kMost> starts_ = {};  // QueueStarts of each kernel
   std::array<int32_t, KernelChoices::kMost> num_ctas_ = {};
   std::size_t segments_ = 0;
   std::size_t mask_begins_ = 0;

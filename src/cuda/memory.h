@@ -10,13 +10,13 @@
 
 namespace flashplan::cuda {
 
-/// `size` bytes, aligned to 256.
+/// Allocates `size` bytes of device memory, aligned to 256 bytes.
 ///   kOutOfMemory  the device has no more
 Status allocate(int32_t device, std::size_t size, void** data) noexcept;
 /// Frees memory after the device is done with it. Null is allowed.
 void release(int32_t device, void* data) noexcept;
 
-/// A stream that is not synchronised with the legacy default stream.
+/// Creates a stream that is not synchronised with the legacy default stream.
 Status create_stream(int32_t device, Stream* stream) noexcept;
 Status synchronize(int32_t device, Stream stream) noexcept;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranges of NVTX, by which profilers such as Nsight Systems show the calls of the library. The
-// folder nvtx/ has them, and what stands for them in a build that finds no header of NVTX.
+// Ranges of NVTX, by which profilers such as Nsight Systems show the calls of the library.
+// nvtx/present.cpp makes them; in a build that finds no header of NVTX, nvtx/absent.cpp does
+// nothing.
 #pragma once
 
 namespace flashplan::cuda {

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kBlockDims = 64;  // 128 bytes: the widest box of the swizzle
 constexpr int64_t kGroupRows = 8;   // rows of a group that are swizzled together
-constexpr int64_t kHalfBlocks = 4;  // of the halves in which sm90_mla and sm90_wide take rows
+constexpr int64_t kHalfBlocks = 4;  // blocks of half a row, which sm90_mla and sm90_wide load
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
@@ -33,7 +33,7 @@ Encode find_encode() {
   return reinterpret_cast<Encode>(function);
 }
 
-/// Asks the driver until it has answered.
+/// The result of find_encode(). The driver is asked again until it has answered.
 Encode encode_function() noexcept try {
   static const Encode function = find_encode();
   return function;
@@ -50,7 +50,7 @@ struct MapDim {
   friend bool operator==(const MapDim&, const MapDim&) = default;
 };
 
-/// What a map is encoded from.
+/// All that a map is encoded from.
 struct MapKey {
   static constexpr std::size_t kMostDims = 5;
 
@@ -151,7 +151,7 @@ bool is_mappable(const TensorView& view) {
   return is_mappable;
 }
 
-/// Queries or outputs: boxes of `rows` packed rows and 64 dims.
+/// Encodes queries or outputs in boxes of `rows` packed rows and 64 dims.
 bool encode_tokens(TensorMap* map, const TensorView& view, int64_t group, int64_t rows) {
   if (!is_mappable(view)) return false;
   return encode<3>(map, view,
@@ -170,12 +170,12 @@ KvDims kv_dims(const AttentionOptions& options) {
   return options.kv_layout == KvLayout::kNHD ? KvDims{1, 2} : KvDims{2, 1};
 }
 
-/// How many blocks of 64 dims a box of keys or values has: those of a half row may be more than the
-/// rows have.
+/// How many blocks of 64 dims a box of keys or values has. A box of half a row may have more blocks
+/// than the rows.
 enum class BoxBlocks { kOne, kAll, kHalf };
 
-/// Keys or values: boxes of `rows` rows of one head. The rows of a ragged tensor are counted by two
-/// dimensions, rows and groups of 8, of which the first alone gives the place.
+/// Encodes keys or values in boxes of `rows` rows of one head. The rows of a ragged tensor are
+/// counted by two dimensions, rows and groups of 8, of which the first alone gives the place.
 bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& view,
                const AttentionOptions& options, int64_t rows, BoxBlocks box) {
   if (!is_mappable(view)) return false;
@@ -206,7 +206,7 @@ bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& view,
                      {(num_pages - 1) * per_page + num_heads, slab_stride, 1}}});
 }
 
-/// A part of ragged keys: boxes of `rows` rows and 64 dims of one head.
+/// Encodes one of the two tensors of ragged keys in boxes of `rows` rows and 64 dims of one head.
 bool encode_key_part(TensorMap* map, const TensorView& view, int64_t rows) {
   if (!is_mappable(view)) return false;
   const bool has_heads = view.rank == 3;
@@ -220,14 +220,14 @@ bool encode_key_part(TensorMap* map, const TensorView& view, int64_t rows) {
         {has_heads ? view.shape[1] : 1, has_heads ? stride_of(view, 1) : kUnused, 1}}});
 }
 
-/// Keys whose last dims are in a tensor of their own. No box has dims of both.
+/// Encodes keys whose last dims are in a tensor of their own. No box may have dims of both tensors.
 bool encode_key_parts(TensorMaps* maps, const AttentionTensors& t, int64_t rows) {
   return t.k.shape[t.k.rank - 1] % kBlockDims == 0 && encode_key_part(&maps->k, t.k, rows) &&
          encode_key_part(&maps->k_tail, t.k_tail, rows);
 }
 
 RowUnits row_units(const TensorView& view, const AttentionOptions& options) {
-  constexpr int64_t kElements = 8;  // of the 16 bytes that are copied at once
+  constexpr int64_t kElements = 8;  // elements of 16 bytes, which are copied at once
   if (!is_mappable(view) || view.shape[view.rank - 1] % kElements != 0) return {};
   const KvDims dims = kv_dims(options);
   const auto stride = [&view](int32_t d) { return 2 * stride_of(view, d); };
@@ -250,8 +250,8 @@ TensorView dims_of(TensorView view, int64_t first, int64_t last) {
   return view;
 }
 
-/// Keys in pages, of one kv head with or without a dimension: boxes of `rows` rows and `blocks`
-/// blocks of 64 dims.
+/// Encodes paged keys of one kv head in boxes of `rows` rows and `blocks` blocks of 64 dims. Their
+/// tensor may leave out the dimension of heads.
 bool encode_shared_kv(TensorMap* map, const TensorView& view, const AttentionOptions& options,
                       int64_t rows, int64_t blocks) {
   if (!is_mappable(view)) return false;

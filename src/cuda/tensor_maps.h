@@ -8,9 +8,9 @@
 
 namespace flashplan::cuda {
 
-/// Encodes the maps that the tensors allow: 16-byte aligned rows and strides, the head dims of the
-/// kernel, pages of a multiple of 8 keys, and groups of a power of two of query heads. About 1 us,
-/// no call of the driver that waits.
+/// Encodes the maps that the tensors allow. Maps need 16-byte aligned rows and strides, the head
+/// dims of the kernel, pages of a multiple of 8 keys, and groups of a power of two of query heads.
+/// Takes about 1 us, and never waits for the GPU.
 TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& options,
                               const AttentionTensors& tensors) noexcept;
 
