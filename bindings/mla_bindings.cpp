@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// append_mla and gather_mla.
+// Binds append_mla() and gather_mla().
 #include <nanobind/stl/optional.h>
 
 #include <optional>

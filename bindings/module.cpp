@@ -45,7 +45,8 @@ void raise_status(const Status& status) {
 }  // namespace flashplan
 
 NB_MODULE(_core, m) {
-  // Types are registered for the life of the process, and what a first module made refers to them.
+  // Types are registered for the life of the process, and the objects of a first module refer to
+  // them, so a second module can not register its own.
   static bool is_loaded = false;
   if (is_loaded) {
     throw nanobind::import_error("flashplan: expected one import per process, got a second one");

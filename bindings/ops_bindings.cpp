@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// merge_states, append_paged_kv and the runtime.
+// Binds merge_states(), append_paged_kv(), rope_append_paged_kv() and functions of the runtime.
 #include <nanobind/stl/string.h>
 
 #include <cstdio>
@@ -25,7 +25,7 @@ namespace {
 
 using namespace nb::literals;
 
-/// State i of a stack [n, ...].
+/// The view of state i of a tensor [n, ...].
 TensorView slice(const TensorView& stack, int64_t i) {
   TensorView view = stack;
   view.rank = stack.rank - 1;
@@ -33,13 +33,13 @@ TensorView slice(const TensorView& stack, int64_t i) {
     view.shape[d] = stack.shape[d + 1];
     view.stride[d] = stack.stride[d + 1];
   }
-  if (has_elements(stack)) {  // or else its strides may be anything
+  if (has_elements(stack)) {  // the strides of an empty tensor may be anything
     view.data = static_cast<char*>(stack.data) + i * stack.stride[0] * item_size(stack.dtype);
   }
   return view;
 }
 
-/// A state that is read.
+/// An attention state (o, lse) that is merged.
 struct StateArg {
   StateArg(const char* o_name, nb::handle o_object, const char* lse_name, nb::handle lse_object,
            CallStream& call)
@@ -65,7 +65,7 @@ Status merge(const std::vector<AttentionState>& states, nb::handle out, nb::hand
   return status;
 }
 
-/// A name of an argument in the messages of merge_states() in C++, and what it is called in Python.
+/// The name of an argument in messages of the C++ merge_states(), and its name in Python.
 struct Renamed {
   std::string_view from, to;
 };
@@ -122,8 +122,8 @@ void merge_stack(nb::handle o_a, nb::handle lse_a, nb::handle out, nb::handle ls
                    {{"o:", "o_a:"}, {"o[", "o_a["}, {"lse[", "lse_a["}}));
 }
 
-/// Where to write and by which scales. Numbers are converted before tensors are imported, since
-/// the conversion may run Python code.
+/// The layout of the cache and the scales of append_paged_kv(). Numbers are converted before
+/// tensors are imported, since the conversion may run Python code.
 struct AppendOptions {
   AppendOptions(bool hnd, nb::handle k_scale_object, nb::handle v_scale_object)
       : layout(hnd ? KvLayout::kHND : KvLayout::kNHD),
@@ -239,7 +239,7 @@ void bind_ops(nb::module_& m) {
   m.def("cuda_device_count", &cuda::num_devices);
   m.def(
       "built_for_cuda", [] { return !kernels_for(DeviceType::kCuda).empty(); },
-      "Whether kernels for GPUs are compiled in, of whatever architecture.");
+      "Whether kernels for GPUs are compiled in, for any architecture.");
   m.def("show_config", &show_config);
   m.def("version", &version);
   m.def(
@@ -253,13 +253,13 @@ void bind_ops(nb::module_& m) {
         }
         return "numpy";
       },
-      "tensor"_a.none(), "The framework that outputs beside a tensor are made in.");
+      "tensor"_a.none(), "The name of the framework in which outputs for a tensor are made.");
   m.def(
       "raise_gradient", [](const char* name) { raise_gradient(name); }, "name"_a,
-      "Raises the error of an argument that requires grad.");
+      "Raises the ValueError for an argument that requires a gradient.");
   m.def("check_number_without_gradient", &check_number_without_gradient, "name"_a,
         "number"_a.none(),
-        "Raises it for a tensor that is taken as a number, if PyTorch would record its gradient.");
+        "Raises ValueError if a number is a tensor of which PyTorch would record a gradient.");
 }
 
 }  // namespace flashplan

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DType and Options, and what can be told of options without a Plan.
+// Binds DType and Options, and the functions of options that need no Plan.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -77,8 +77,8 @@ void bind_options(nb::module_& m) {
       "is_supported",
       [](const AttentionOptions& options) {
         const Status status = is_supported(options);
-        // An engine probes with the head dim of a model, so one that no kernel has is not its
-        // mistake.
+        // Engines ask with the head dim of a model, so a head dim that no kernel serves gets an
+        // answer and no exception.
         const bool is_too_wide = std::max(options.head_dim_qk, options.head_dim_vo) > kMaxHeadDim;
         if (status.code != StatusCode::kUnsupported && !is_too_wide) check(status);
         return std::make_tuple(status.ok(), std::string(status.message));

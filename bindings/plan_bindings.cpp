@@ -60,7 +60,7 @@ std::vector<std::tuple<int, int, int>> find_groups(nb::handle qo_indptr, nb::han
   return groups;
 }
 
-/// The garbage collector's functions of a class that has traverse() and clear().
+/// The functions through which the garbage collector calls traverse() and clear() of a class.
 template <class T>
 int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
@@ -90,7 +90,7 @@ void run(PyPlan& plan, const TensorTuple& tensors, nb::handle stream, nb::handle
   plan.run(args, args.call());
 }
 
-/// `result`: what the calls return.
+/// Plan.bind(). `result`: what each call of the BoundRun returns.
 BoundRun* bind(nb::handle_t<PyPlan> plan, const TensorTuple& tensors, nb::handle pdl,
                nb::handle variant_arguments, nb::handle result) {
   return new BoundRun(plan, {tensors, pdl, variant_arguments}, result);

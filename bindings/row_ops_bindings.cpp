@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operators on rows of a tensor.
+// Binds the operators on rows of a tensor: rotations, norms, activations, quantisation, gathering.
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -62,7 +62,7 @@ void rmsnorm_of(nb::handle x, nb::handle weight, nb::handle out, nb::handle eps,
   });
 }
 
-/// Without `out` the result is written to x.
+/// add_rmsnorm(). Without `out` the result is written to x.
 void add_rmsnorm_of(nb::handle x, nb::handle residual, nb::handle weight, nb::handle out,
                     nb::handle eps, bool gemma, nb::handle out_dtype, nb::handle scale,
                     nb::handle stream) {
@@ -194,8 +194,8 @@ void apply_rope_table_of(nb::handle q, nb::handle k, nb::handle positions, nb::h
   });
 }
 
-/// `scale`: a number or a tensor, or None to find it. It is written to `found` unless it is a
-/// tensor.
+/// quantize_fp8(). `scale`: a number, a tensor, or None to compute the scale from x. A scale that
+/// is no tensor is written to `found`.
 void quantize_fp8_of(nb::handle x, nb::handle out, DType dtype, nb::handle scale, nb::handle found,
                      nb::handle stream) {
   std::optional<ScaleArg> given;

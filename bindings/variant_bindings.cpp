@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Variant: its description, its arguments in a run, and its compiled code.
+// Binds Variant, and reads the arguments of a variant in a run.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -140,7 +140,7 @@ void bind_variant(nb::module_& m) {
       .def("gpu_code", &gpu_code, "architecture"_a, "q_dtype"_a, "kv_dtype"_a, "head_dim_qk"_a,
            "head_dim_vo"_a, "softcap"_a, "rope"_a = nb::none(), "family"_a = "sm80",
            "few_rows_alone"_a = false,
-           "The cubin for an architecture, as 90 or 90a, without a GPU. For tests.");
+           "The cubin for an architecture, such as 90 or 90a. Needs no GPU. For tests.");
   m.def("set_nvrtc_path", &set_nvrtc_path, "path"_a);
 }
 

@@ -14,7 +14,8 @@ nb::object keeper_of(nb::handle argument) {
   return is_torch ? nb::object(argument.attr("detach")()) : nb::borrow(argument);
 }
 
-/// The arguments of a variant are None, or a pair of tuples: tensors and numbers.
+/// Objects that keep the memory of a variant's tensors alive. The arguments of a variant are None,
+/// or a pair of tuples: tensors and numbers.
 nb::object keepers_of(nb::handle variant_arguments) {
   nb::list keepers;
   if (variant_arguments.is_none()) return keepers;
@@ -34,7 +35,8 @@ BoundRun::BoundRun(nb::handle plan, const RunObjects& o, nb::handle result)
   memory.append(keepers_of(o.variant_arguments));
   memory_ = std::move(memory);
   args_.release_imports_of_arrays(o);
-  // Calls may be on other streams than the one that waits for the producers of tensors now.
+  // The import made its stream wait for the producers of tensors. Calls may be on other streams, so
+  // this waits for the import's stream.
   CallStream imported = args_.call();
   imported.must_finish = imported.waits_for_producer;
   imported.finish();

@@ -18,7 +18,7 @@ class BoundRun {
 
   /// Runs the current plan, with all checks of Plan::run().
   nb::object call(nb::handle stream);
-  /// Says what is planned.
+  /// A text that describes the current plan.
   nb::str repr() const;
 
   int traverse(visitproc visit, void* arg) const;

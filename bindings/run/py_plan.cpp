@@ -34,7 +34,8 @@ void warn_of_cache() {
 
 }  // namespace
 
-/// Raises in a second thread, before it overwrites the lengths that the first one reads.
+/// Exists while a thread is in plan(). If a second thread makes one meanwhile, the constructor
+/// raises, before the second thread overwrites the lengths that the first one reads.
 class PyPlan::Planning {
  public:
   explicit Planning(std::atomic_flag& flag) : flag_(flag) {
@@ -156,7 +157,8 @@ const int32_t* PyPlan::key_ranges_of(const Batch& batch, nb::handle function) {
   return arg.data;
 }
 
-/// The producer of the last run(); before the first run(), imported_producer().
+/// The producer whose current stream plan() uses: that of the last run(), or before the first run()
+/// imported_producer().
 Producer PyPlan::producer_to_follow(nb::handle stream) {
   if (!stream.is_none() || device().type == DeviceType::kCpu) return {};
   if (!last_producer_) {

@@ -16,8 +16,8 @@
 
 namespace flashplan {
 
-/// Owns a C++ Plan, the plan's workspace, and buffers for copies of the lengths that callers give;
-/// and it remembers the framework whose current stream plan() uses.
+/// Owns a C++ Plan, the plan's workspace, and buffers for copies of the lengths that callers give.
+/// Remembers the framework whose current stream plan() uses.
 class PyPlan {
  public:
   PyPlan(const AttentionOptions& options, nb::object workspace);
@@ -35,7 +35,7 @@ class PyPlan {
   const Plan& get() const { return plan_; }
   Device device() const { return plan_.options().device; }
 
-  /// For functions that read the schedule: raises while another thread is planning.
+  /// The Plan, for functions that read its schedule. Raises while another thread is planning.
   const Plan& planned() const;
 
   int traverse(visitproc visit, void* arg) const;

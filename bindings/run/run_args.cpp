@@ -10,8 +10,8 @@
 namespace flashplan {
 namespace {
 
-/// The dtypes that a tensor accepts, and what its memory holds if the object's dtype is uint8 or
-/// uint16; null: those are refused.
+/// The dtypes that a tensor accepts. `stored_as`: the dtype of the values in an object of dtype
+/// uint8 or uint16; null: such objects are refused.
 struct Accepted {
   TensorKind kind;
   const DType* stored_as = nullptr;

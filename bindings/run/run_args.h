@@ -20,7 +20,7 @@ namespace flashplan {
 /// does not pass.
 using TensorTuple = nb::typed<nb::tuple, nb::object, nb::ellipsis>;
 
-/// The arguments of Attention.run(), but for the stream.
+/// The arguments of Attention.run() except the stream.
 struct RunObjects {
   /// Raises TypeError if `tensors` has another number of items than kRunTensors.
   RunObjects(const TensorTuple& tensors, nb::handle pdl, nb::handle variant_arguments);
@@ -41,7 +41,7 @@ class RunArgs {
   /// Calls TensorArg::release_import_of_array() for each of `objects`, which were imported.
   void release_imports_of_arrays(const RunObjects& objects);
 
-  /// All but the workspace.
+  /// The views of all tensors except the workspace.
   AttentionTensors& tensors() noexcept { return tensors_; }
   /// The stream that the tensors were imported on.
   const CallStream& call() const noexcept { return call_; }
@@ -52,7 +52,7 @@ class RunArgs {
   VariantArgs variant_args_;
   Producer producer_;
   CallStream call_;
-  std::array<std::optional<TensorArg>, kNumRunTensors> imported_;  // as in kRunTensors
+  std::array<std::optional<TensorArg>, kNumRunTensors> imported_;  // in the order of kRunTensors
   AttentionTensors tensors_;
 };
 

@@ -25,7 +25,7 @@ class VariantArgs {
 
   /// Imports the tensors, and sets the fields of `to`. They stay valid as long as this object.
   void import(nb::handle arguments, CallStream& call, AttentionTensors* to);
-  /// As RunArgs::release_imports_of_arrays().
+  /// Does for the variant's tensors what RunArgs::release_imports_of_arrays() does.
   void release_imports_of_arrays(nb::handle arguments);
 
  private:

@@ -12,7 +12,7 @@
 
 namespace flashplan {
 
-/// Aligned to kWorkspaceAlignment.
+/// Owns or borrows the memory of a workspace, which is aligned to kWorkspaceAlignment.
 class Workspace {
  public:
   Workspace() = default;
@@ -38,7 +38,7 @@ class Workspace {
   Device device_;
   bool owned_ = false;
   nb::object owner_;
-  std::optional<TensorArg> export_;  // of memory that may not be the owner's own
+  std::optional<TensorArg> export_;  // keeps the memory alive, if the owner does not own it
 };
 
 }  // namespace flashplan

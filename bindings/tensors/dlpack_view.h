@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a DLPack tensor says about its shape and dtype.
+// Reads the shape and the dtype of a DLPack tensor.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace flashplan {
 
-/// The dtype in a message: "int16", "float64".
+/// The name of a dtype, for messages: "int16", "float64".
 std::string name_of(const dlpack::DataType& dtype);
 
 /// Copies shape and strides to `view`. Raises ValueError for a rank outside 1 to kMaxRank,

@@ -97,7 +97,7 @@ class HostIntegers {
                     ": expected elements within the address space, got a stride of more");
       }
     }
-    view->dtype = DType::kFloat8E4M3;  // any of one byte
+    view->dtype = DType::kFloat8E4M3;  // any DType of one byte
     view->shape[view->rank] = item;
     view->stride[view->rank] = 1;
     ++view->rank;

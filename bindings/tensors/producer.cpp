@@ -110,7 +110,7 @@ void raise_not_a_tensor(const char* name, nb::handle object, const std::string& 
              nb::type_name(object.type()).c_str() + why);
 }
 
-/// The first few types seen are remembered; further ones are looked up each time.
+/// The first few types that are seen are remembered. Further types are looked up at each call.
 Producer producer_of(PyTypeObject* type) {
   static nb::ft_mutex mutex;
   for (const TypeFacts& facts : known_types) {

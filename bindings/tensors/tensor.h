@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From any Python object that has a tensor's memory to a TensorView.
+// Makes TensorViews of Python objects that have the memory of a tensor.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -19,15 +19,16 @@ inline void check(const Status& status) {
   if (!status.ok()) raise_status(status);
 }
 
-/// Raises the ValueError of an argument that PyTorch would record a gradient of.
+/// Raises the ValueError for an argument of which PyTorch would record a gradient.
 [[noreturn]] void raise_gradient(const char* name);
-/// Raises it for a tensor of PyTorch that is taken as a number, if that is such an argument.
+/// Calls raise_gradient() if `object`, which is used as a number, is a tensor of which PyTorch
+/// would record a gradient.
 void check_number_without_gradient(const char* name, nb::handle object);
 
 /// The dtypes that an argument accepts.
 enum class TensorKind {
   kFloat,    // any float dtype of DType
-  kPlanned,  // these too; the refusal of others names the dtype of the plan, given as `stored_as`
+  kPlanned,  // any float dtype; errors about other dtypes name `stored_as`, the plan's dtype
   kFloat32,
   kInt32,
   kInt64,
@@ -38,7 +39,7 @@ enum class TensorKind {
 };
 enum class Access { kRead, kWrite };
 
-/// What uint16 tensors hold: frameworks without bfloat16 store it in this dtype.
+/// The dtype of the values in uint16 tensors: frameworks without bfloat16 store it as uint16.
 inline constexpr DType kStoredIn16Bits = DType::kBFloat16;
 
 /// A tensor argument. It is imported by DLPack, or by NumPy's __array_interface__ where NumPy does
@@ -54,9 +55,9 @@ class TensorArg {
 
   const TensorView& view() const noexcept { return view_; }
 
-  /// Lets go of what the import holds, if the memory is that of `object`, which was imported, and
-  /// this is a NumPy array. The garbage collector does not see what an import holds, so a cycle
-  /// through it would never be freed.
+  /// Releases the import if `object`, which was imported, is a NumPy array in the same memory; the
+  /// caller must keep the array alive. The garbage collector does not see what an import holds, so
+  /// a reference cycle through it would never be freed.
   void release_import_of_array(nb::handle object);
 
  private:

@@ -19,14 +19,15 @@
 namespace flashplan {
 namespace {
 
-/// The lowest bit; the others move down.
+/// Returns the lowest bit, and shifts the others down.
 bool next_bit(int64_t* bits) noexcept {
   const bool bit = (*bits & 1) != 0;
   *bits >>= 1;
   return bit;
 }
 
-/// Optional arguments: those whose bit is set in the attribute "given" follow the others.
+/// Reads optional arguments, which come after the others. The attribute "given" has a bit for each
+/// of `views`, which is set if the argument was passed.
 Status read_given(XlaCall& call, std::initializer_list<TensorView*> views) {
   int64_t given = 0;
   FLASHPLAN_RETURN_IF_ERROR(call.attribute("given", &given));
@@ -54,8 +55,8 @@ Status run_plan(const XlaCall& call, int64_t handle, AttentionTensors& tensors) 
   });
 }
 
-/// The arguments and results are those of kRunTensors. Where a tensor is optional, the attribute
-/// "given" has a bit for it.
+/// The handler of run(). Its arguments and results are the tensors of kRunTensors. For each
+/// optional tensor the attribute "given" has a bit, which is set if the tensor was passed.
 Status run(XlaCall& call) {
   AttentionTensors t;
   int64_t handle = 0, given = 0;
@@ -78,7 +79,8 @@ Status run(XlaCall& call) {
   return run_plan(call, handle, t);
 }
 
-/// The caches are results that share the memory of the third and fourth argument.
+/// The handler of append_paged_kv(). The caches are results that share the memory of the third and
+/// fourth argument.
 Status append(XlaCall& call) {
   AppendTensors t;
   int64_t is_hnd = 0;

@@ -14,14 +14,14 @@ class XlaCall {
  public:
   XlaCall(const xla::Call& call, DeviceType device) noexcept : call_(call), device_{device, 0} {}
 
-  /// Where the call runs: device and, on a GPU, stream. First of all.
+  /// Reads where the call runs: the device and, on a GPU, the stream. Must be called first.
   Status begin() noexcept;
   Stream stream() const noexcept { return stream_; }
   /// XLA's number of the device among this process's devices of its kind, GPUs or CPUs. For a GPU
   /// it is CUDA's number, too. JAX may present the CPU as several devices.
   int32_t device_number() const noexcept { return device_number_; }
 
-  /// The next argument or result. Once there are none left, and without begin(), an error.
+  /// Reads the next argument or result. An error if none is left, or if begin() was not called.
   Status argument(TensorView* view) noexcept;
   Status result(TensorView* view) noexcept;
   bool has_results() const noexcept { return num_results_ < call_.results.count; }
@@ -44,7 +44,8 @@ class XlaCall {
 /// Makes an error of XLA; null if `status` is ok.
 xla::Error* to_xla_error(const Status& status, const xla::Api& api) noexcept;
 
-/// If XLA asks what the handler is, tells it and returns true.
+/// XLA may call a handler only to ask for its version and traits. Returns true if `call` is such a
+/// question, which this answers.
 bool told_metadata(const xla::Call& call) noexcept;
 
 }  // namespace flashplan
