@@ -20,7 +20,7 @@
 
 namespace {
 
-/// Token ids with commas between them, as "1,15043,3186".
+/// Reads token ids that are separated by commas, as in "1,15043,3186".
 std::vector<int32_t> parse_tokens(const std::string& text) {
   std::vector<int32_t> tokens;
   std::istringstream parts(text);

@@ -67,7 +67,8 @@ struct Entry {
   std::shared_ptr<const Bytes> file;
 };
 
-/// A file: the length of the header in 8 bytes, the header, and the bytes of all tensors.
+/// Reads a file, which has the length of the header in 8 bytes, the header, and the bytes of all
+/// tensors.
 void read_entries(const fs::path& path, std::map<std::string, Entry, std::less<>>* entries) {
   static_assert(std::endian::native == std::endian::little, "files are little-endian");
   const auto refuse = [&](const std::string& expected) {

@@ -105,7 +105,7 @@ void Core::abort(RequestId id, int32_t sample, std::vector<Output>* outputs) {
 
 // --8<-- [start:step]
 void Core::step(std::vector<Output>* outputs) {
-  // Penalties depend on all tokens before, which a step under way still draws.
+  // Penalties depend on all earlier tokens, of which a step under way may still draw one.
   const bool needs_tokens = step_.draws.has_penalties || !options_.look_ahead;
   if (needs_tokens && !under_way_.empty()) finish_step(outputs);
   const bool has_started = start_step();
@@ -125,7 +125,7 @@ bool Core::start_step() {
   is_paused_ = false;
   backend_->start(step_);
   scheduler_.complete_step();
-  // From here on the next step may be planned: each draw has its place in a sequence.
+  // Gives each draw its place in a sequence, so that the next step can be planned already.
   StepUnderWay& started = under_way_.emplace_back();
   started.num_logprobs = step_.draws.num_logprobs;
   started.is_decode = step_.num_tokens() == step_.batch_size();
@@ -153,8 +153,8 @@ void Core::finish_step(std::vector<Output>* outputs) {
 
 void Core::plan_begin(bool was_decode) {
   using Clock = std::chrono::steady_clock;
-  // In seconds: planning and the first launches take a part of it, and by the rest this step may be
-  // shorter than the last one.
+  // Seconds before the expected end of a step at which the next one begins: planning and the first
+  // launches take a part of this time, and the step may be shorter than the last one.
   constexpr double kMargin = 0.7e-3;
   const double busy_seconds = backend_->times().busy;
   if (was_decode) decode_seconds_ = busy_seconds - busy_seconds_;

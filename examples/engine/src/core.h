@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an engine does, step by step, on one thread.
+// The core of an engine, which does one step after the other on one thread.
 #pragma once
 
 #include <chrono>
@@ -28,16 +28,16 @@ class Core {
 
   /// Adds a request that check_request() has accepted.
   void add(RequestId id, Request request);
-  /// Ends a sample of a request, or all of them if `sample` is kAllSamples; adds an output for each
-  /// that is not finished.
+  /// Ends a sample of a request, or all samples if `sample` is kAllSamples. Adds an output for each
+  /// sample that was not finished.
   void abort(RequestId id, int32_t sample, std::vector<Output>* outputs);
-  /// Begins a step, and adds the tokens of the one before; with Options::look_ahead off, those of
-  /// the step itself. Does nothing if there is no request.
+  /// Begins a step, and adds the tokens of the step before. With Options::look_ahead off, adds the
+  /// tokens of the step itself. Does nothing if there is no request.
   void step(std::vector<Output>* outputs);
 
   bool is_idle() const { return scheduler_.is_idle(); }
-  /// When the next step should begin. Earlier would be no use for the steps under way, and requests
-  /// that come until then would miss it.
+  /// When the next step should begin. An earlier begin would not end it earlier, because steps are
+  /// under way, and it would miss requests that come until then.
   std::chrono::steady_clock::time_point next_begin() const { return next_begin_; }
   Statistics statistics() const;
   Scheduler& scheduler() { return scheduler_; }
@@ -47,7 +47,7 @@ class Core {
   /// A token that a step under way draws.
   struct Pending {
     Sequence* sequence = nullptr;  // null: it has ended meanwhile
-    std::size_t place = 0;         // of the token in the sequence
+    std::size_t place = 0;         // index of the token in the sequence
   };
   struct StepUnderWay {
     std::vector<Pending> pending;
@@ -62,9 +62,9 @@ class Core {
   void finish_step(std::vector<Output>* outputs);
   void add_output(const Pending& pending, std::size_t draw, int32_t num_logprobs,
                   std::vector<Output>* outputs);
-  /// Steps under way draw nothing more for these sequences.
+  /// Drops the tokens that steps under way draw for these sequences.
   void forget(RequestId request, int32_t sample);
-  /// After a step has ended: sets next_begin_.
+  /// Sets next_begin_ after a step has ended. `was_decode`: StepUnderWay::is_decode of that step.
   void plan_begin(bool was_decode);
   Finish finish_of(const Sequence& sequence, std::size_t place) const;
 
@@ -78,8 +78,8 @@ class Core {
   Drawn drawn_;
   std::deque<StepUnderWay> under_way_;  // the oldest first; two at most
   std::chrono::steady_clock::time_point next_begin_{};
-  double busy_seconds_ = 0;    // of the device, up to the end of the last step
-  double decode_seconds_ = 0;  // of the last step of decodes
+  double busy_seconds_ = 0;    // busy time of the device up to the end of the last step
+  double decode_seconds_ = 0;  // time of the last step of decodes alone
   bool is_paused_ = true;      // there was nothing to do after the last step
   Statistics statistics_;
 };

@@ -18,7 +18,8 @@ namespace engine {
 
 namespace {
 
-// What is used of cublasLt.h, which is the same in versions 12 and 13.
+// The constants and structs of cublasLt.h that are used here. They are the same in versions 12 and
+// 13.
 constexpr int32_t kSuccess = 0;
 constexpr int32_t kComputeFloat32 = 68;    // CUBLAS_COMPUTE_32F
 constexpr int32_t kTransposed = 1;         // CUBLAS_OP_T
@@ -40,7 +41,8 @@ struct Heuristic {  // cublasLtMatmulHeuristicResult_t
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 constexpr std::size_t kFlushedBytes = std::size_t{128} << 20;
 constexpr int32_t kMostCandidates = 8;
-/// Products of more rows are bound by arithmetic, where the first choice is good.
+/// Algorithms are timed for products of at most so many rows. Larger ones are bound by arithmetic,
+/// and the first algorithm that cuBLASLt names is good.
 constexpr int64_t kMostTimedRows = 256;
 
 }  // namespace

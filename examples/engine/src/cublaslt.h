@@ -16,15 +16,15 @@ namespace engine {
 
 class CublasLt {
  public:
-  /// Throws std::runtime_error if there is no libcublasLt.so.13 or .12 where the loader looks, or
-  /// if ENGINE_CUBLASLT, the path of one, names none.
+  /// Throws std::runtime_error if the loader finds neither libcublasLt.so.13 nor .12, or if the
+  /// environment variable ENGINE_CUBLASLT has a path at which there is no such library.
   explicit CublasLt(cudaStream_t stream);
   ~CublasLt();
   CublasLt(const CublasLt&) = delete;
   CublasLt& operator=(const CublasLt&) = delete;
 
-  /// Begins a product of bfloat16 on the stream. The first one of a shape chooses the algorithm;
-  /// one of few rows tries several, so that its stream may not be captured then.
+  /// Begins a product of bfloat16 on the stream. The first product of a shape chooses the
+  /// algorithm. With few rows it times several, so the stream must not be captured then.
   void multiply(const Product& product);
 
  private:
@@ -38,7 +38,7 @@ class CublasLt {
 
   Choice& choose(const Shape& shape, const Product& product);
   void run(const Choice& choice, const Product& product);
-  /// The least milliseconds of some runs that find nothing in the cache of the GPU.
+  /// The least time of several runs, in milliseconds, each with an empty cache of the GPU.
   float time_of(const Choice& choice, const Product& product);
   void check(int32_t status, const char* function) const;
 

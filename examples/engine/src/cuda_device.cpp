@@ -13,7 +13,7 @@ namespace engine {
 
 namespace {
 
-/// To nearest, ties to even. Weights are finite.
+/// Rounds to nearest, ties to even. Does not handle NaN and infinity, since weights are finite.
 uint16_t to_bfloat16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
@@ -77,8 +77,8 @@ void CudaDevice::multiply(const Product& product) {
 }
 
 int64_t CudaDevice::padded_rows(int64_t m) const {
-  // An algorithm is chosen for each shape, which takes time. With numbers of rows rounded up there
-  // are few shapes.
+  // Choosing an algorithm for a shape takes time. Numbers of rows are rounded up, so that there are
+  // few shapes.
   if (m <= 8) return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(m)));
   const int64_t unit = m <= 64 ? 8 : m <= 256 ? 16 : 64;
   return (m + unit - 1) / unit * unit;

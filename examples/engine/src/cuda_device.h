@@ -57,7 +57,7 @@ class CudaDevice final : public Device {
     cudaGraphExec_t graph = nullptr;
   };
 
-  /// For two steps under way, the one that the host fills, and one whose end it still asks for.
+  /// Two steps are under way, the host fills a third one, and still asks for the end of a fourth.
   static constexpr std::size_t kSlots = 4;
 
   Slot& slot(std::size_t step) { return slots_[step % kSlots]; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a model wants of the device that computes it, besides flashplan's operators: memory,
-// products of matrices, and copies to and from the host.
+// The device that computes a model. Besides flashplan's operators it offers memory, products of
+// matrices, and copies to and from the host.
 #pragma once
 
 #include <flashplan/flashplan.h>
@@ -30,23 +30,24 @@ struct DeviceTimes {
   double idle = 0;  // from the end of a step to the begin of the next, if there was work meanwhile
 };
 
-/// All calls that take or give memory of the device are done in their order, with the operators
-/// that run on stream(). Errors are std::runtime_error.
+/// Calls that take or give memory of the device are executed in the order in which they are made,
+/// together with the operators that run on stream(). Errors are std::runtime_error.
 class Device {
  public:
   virtual ~Device() = default;
 
   virtual flashplan::Device place() const = 0;
-  virtual flashplan::DType dtype() const = 0;  // of weights and activations
+  virtual flashplan::DType dtype() const = 0;  // the dtype of weights and activations
   virtual flashplan::Stream stream() const = 0;
 
-  /// Zeros, aligned to flashplan::kWorkspaceAlignment, for as long as anybody has the pointer.
+  /// Allocates memory filled with zeros, aligned to flashplan::kWorkspaceAlignment. It lives as
+  /// long as anybody has the pointer.
   virtual std::shared_ptr<void> allocate(std::size_t bytes) = 0;
-  /// The numbers in the device's dtype. They may stay where they are.
+  /// Returns weights in the device's memory and dtype. On a CPU they stay where they are.
   virtual std::shared_ptr<const void> place_weights(const std::shared_ptr<const float>& values,
                                                     int64_t count) = 0;
   virtual void multiply(const Product& product) = 0;
-  /// How many rows of x and y multiply() may touch, where a product has m of them.
+  /// How many rows of x and y multiply() may read and write for a product of m rows.
   virtual int64_t padded_rows(int64_t m) const { return m; }
 
   /// Copies from the host. `from` may be changed when the call returns.
@@ -54,22 +55,23 @@ class Device {
   virtual void copy_on_device(void* to, const void* from, std::size_t bytes) = 0;
   /// Host memory for the inputs of the next step. Waits while a copy still reads it.
   virtual std::byte* stage(std::size_t bytes) = 0;
-  /// Begins a step: copies the first `bytes` of what stage() gave, without waiting. `has_paused`:
-  /// there was nothing to do before, so that the time since the last step counts for nothing.
+  /// Begins a step: begins to copy the first `bytes` of the memory that stage() returned.
+  /// `has_paused`: whether there was no work before, so that DeviceTimes::idle does not grow.
   virtual void send(void* to, std::size_t bytes, bool has_paused) = 0;
   /// Ends a step: begins to copy memory of the device to the host, without waiting. At most two of
   /// these copies are under way.
   virtual void fetch(const void* from, std::size_t bytes) = 0;
-  /// Waits for the oldest of these copies, and returns it. Valid until the next call.
+  /// Waits for the oldest copy of fetch(), and returns its memory, which is valid until the next
+  /// call.
   virtual const std::byte* wait() = 0;
 
-  /// Waits until all work is done. Errors are those of later calls.
+  /// Waits until all work is done. Later calls report its errors.
   virtual void synchronize() noexcept {}
 
   /// Whether record() makes graphs.
   virtual bool has_graphs() const { return false; }
-  /// Does the work. From the second time on that a key comes, it may be a graph of the calls that
-  /// were made then, so these must have the same arguments each time.
+  /// Does the work. From the second call with a key on, it may replay a graph of the work of the
+  /// second call, so the work for a key must always make the same calls with the same arguments.
   virtual void record(int32_t /*key*/, const std::function<void()>& work) { work(); }
 
   virtual DeviceTimes times() const { return {}; }

@@ -36,8 +36,8 @@ void Draws::add(const Sequence& sequence) {
   top_ks.push_back(sampling.top_k);
   top_ps.push_back(sampling.top_p);
   min_ps.push_back(sampling.min_p);
-  // The random numbers depend on the request and the position alone, so that neither its neighbours
-  // nor a preemption change a sample.
+  // The random numbers depend on the request's seed, the sample and the position alone, so neither
+  // other requests nor a preemption change a sample.
   seeds.push_back(sampling.seed + sequence.sample);
   offsets.push_back(sequence.num_tokens());
   repetitions.push_back(sampling.repetition);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parameters of a step's draws, and the draws of rows of logits.
+// The parameters of a step's draws, and their results.
 #pragma once
 
 #include <flashplan/flashplan.h>
@@ -18,7 +18,7 @@ struct History {
   int32_t max_len = 0;
 };
 
-/// One entry of each vector for each draw, in host memory.
+/// The parameters of draws, in host memory. Each vector has an entry for each draw.
 struct Draws {
   std::vector<float> temperatures, top_ps, min_ps;
   std::vector<int32_t> top_ks;
@@ -33,8 +33,7 @@ struct Draws {
   void add(const Sequence& sequence);
   /// Adds draws of the likeliest token that belong to no sequence.
   void add_likeliest(int32_t count);
-  /// The tokens of each sequence with penalties from its prompt on, or those after the prompt
-  /// alone.
+  /// The tokens of the sequence of each draw: with those of the prompt, or only those after it.
   History history(bool with_prompt) const;
 };
 

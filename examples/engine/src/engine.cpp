@@ -86,8 +86,8 @@ class EngineThread final : public Engine {
     }
   }
 
-  /// Takes what callers have asked for since the last step, and waits if there is nothing to do.
-  /// False: the engine stops.
+  /// Takes the requests and aborts that callers have queued since the last step, and waits if there
+  /// is nothing to do. Returns false if the engine stops.
   bool receive() {
     std::vector<std::pair<RequestId, Request>> submitted;
     std::set<std::pair<RequestId, int32_t>> aborted;
@@ -96,7 +96,7 @@ class EngineThread final : public Engine {
       has_work_.wait(lock, [this] {
         return stops_ || !submitted_.empty() || !aborted_.empty() || !core_.is_idle();
       });
-      // Nobody waits for the next step yet, but requests may still come.
+      // The device does not need the next step yet. Requests that come meanwhile can join it.
       has_work_.wait_until(lock, core_.next_begin(), [this] { return stops_; });
       if (stops_) return false;
       submitted.swap(submitted_);
@@ -133,10 +133,10 @@ class EngineThread final : public Engine {
   RequestId next_id_ = 0;
   std::map<RequestId, int32_t> live_;  // samples that are not finished
   std::vector<std::pair<RequestId, Request>> submitted_;
-  std::set<std::pair<RequestId, int32_t>> aborted_;  // request, and which sample
+  std::set<std::pair<RequestId, int32_t>> aborted_;  // request, and sample or kAllSamples
   std::vector<Output> outputs_;
   Statistics statistics_;
-  std::string error_;  // of the step that failed
+  std::string error_;  // the error of the step that failed
   bool stops_ = false;
   // Only the engine's thread uses these.
   Core core_;

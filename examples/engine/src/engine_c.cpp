@@ -15,7 +15,7 @@ static_assert(ENGINE_MAX_LOGPROBS == engine::kMaxLogprobs);
 
 struct engine_handle {
   std::unique_ptr<engine::Engine> engine;
-  std::deque<engine::Output> outputs;  // that the last poll left
+  std::deque<engine::Output> outputs;  // outputs for which the last poll had no room
 };
 
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engines of parts that the caller has made.
+// Makes engines from a backend or a model that the caller has made.
 #pragma once
 
 #include <memory>

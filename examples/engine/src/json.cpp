@@ -89,8 +89,8 @@ class Parser {
     return value;
   }
 
-  /// The code unit after \u; at_ is left on its last digit. Names of tensors and keys have no
-  /// surrogates, so each unit is encoded by itself.
+  /// Reads the code unit after \u, and leaves at_ on its last digit. Names of tensors and keys have
+  /// no surrogate pairs, so each unit is encoded by itself.
   uint32_t hex4() {
     uint32_t unit = 0;
     const char* begin = text_.data() + at_ + 1;

@@ -12,7 +12,8 @@
 
 namespace engine {
 
-/// A value. What has another type than asked for, or is missing, is std::invalid_argument.
+/// A value. Functions throw std::invalid_argument if it has another type than they return, or if a
+/// key is missing.
 class Json {
  public:
   using Array = std::vector<Json>;
@@ -35,7 +36,7 @@ class Json {
 
   /// The value of a key; errors name the key.
   const Json& at(std::string_view key) const;
-  /// The same; null if there is no such key.
+  /// The value of a key, or a null value if there is no such key.
   const Json& find(std::string_view key) const;
 
  private:

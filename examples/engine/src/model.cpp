@@ -24,7 +24,8 @@ class HostWeights final : public WeightLoader {
       const Weights values = source_.load(names[i], {rows[i], inputs});
       result.parts.push_back({device_.place_weights(values, rows[i] * inputs), rows[i]});
     }
-    // One product is faster than several on a GPU. On a CPU weights stay in the mapped file.
+    // On a GPU one product is faster than several, so parts are joined. On a CPU the weights stay
+    // in the mapped file.
     return device_.place().type == flashplan::DeviceType::kCpu ? result : joined(result);
   }
 

@@ -16,7 +16,7 @@ namespace engine {
 /// Weights in the device's memory and dtype.
 using DeviceWeights = std::shared_ptr<const void>;
 
-/// [rows, inputs]: parts below each other, which may lie apart in memory.
+/// A matrix [rows, inputs]. Its rows are those of all parts, which may lie apart in memory.
 struct Matrix {
   struct Part {
     DeviceWeights values;
@@ -37,18 +37,18 @@ struct Layer {
 
 struct Model {
   ModelConfig config;
-  Matrix embedding;  // [vocab, hidden], of one part
+  Matrix embedding;  // [vocab, hidden], has one part
   std::vector<Layer> layers;
   DeviceWeights norm;  // [hidden]
   Matrix output;       // [vocab, hidden]; may be the embedding
 };
 
-/// Gives weights to a device.
+/// Loads weights to a device.
 class WeightLoader {
  public:
   virtual ~WeightLoader() = default;
   virtual DeviceWeights vector(const std::string& name, int64_t size) = 0;
-  /// One matrix that has the rows of all these: names[i] is [rows[i], inputs].
+  /// One matrix that has the rows of several: the weights names[i] are [rows[i], inputs].
   virtual Matrix matrix(const std::vector<std::string>& names, const std::vector<int64_t>& rows,
                         int64_t inputs) = 0;
 };

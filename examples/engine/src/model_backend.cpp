@@ -122,8 +122,8 @@ void ModelBackend::choose_products() {
 }
 
 void ModelBackend::record_graphs() {
-  // A plan keeps the kernel of its first graph, so the sequences are as long as real ones may be.
-  // Their pages differ from the first one on, since a common prefix would ask for another kernel.
+  // A plan keeps the kernel of its first graph. So the sequences here are as long as real ones may
+  // be, and have no page in common, because a plan could choose another kernel for a shared prefix.
   // Nobody uses the pages yet.
   const int64_t room = int64_t{options_.num_pages} * options_.page_size;
   const auto kv_len =
@@ -202,7 +202,7 @@ void ModelBackend::forward(const StepSize& size, fp::Plan* plan) {
     const Layer& layer = model_.layers[static_cast<std::size_t>(i)];
     attend(size, i, plan);
     multiply(out_, size.tokens, layer.o, x_, c.hidden, device_->dtype());
-    // hidden += x, and x becomes the norm of that.
+    // hidden += x; x = norm of hidden.
     check(fp::add_rmsnorm(x, hidden, weights(layer.ffn_norm, c.hidden), norm, stream));
     feed_forward(layer, size.tokens);
     const bool is_last = i + 1 == c.num_layers;

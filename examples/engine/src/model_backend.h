@@ -18,8 +18,8 @@ namespace engine {
 
 class ModelBackend final : public Backend {
  public:
-  /// Allocates all that steps need, and records graphs if the device has them. Throws
-  /// std::runtime_error if flashplan has no attention for the shape of the model.
+  /// Allocates all memory that steps need, and records graphs if the device has them. Throws
+  /// std::runtime_error if flashplan has no kernel for the shape of the model.
   ModelBackend(Model model, std::unique_ptr<Device> device, const Options& options);
 
   ~ModelBackend() override { device_->synchronize(); }
@@ -28,38 +28,38 @@ class ModelBackend final : public Backend {
   void finish(Drawn* drawn) override;
   DeviceTimes times() const override { return device_->times(); }
 
-  /// [>= draws of the last step, vocab] float32, in memory of the device: the logits that its
-  /// tokens were drawn from.
+  /// The logits that the tokens of the last step were drawn from: [>= draws, vocab] float32, in
+  /// memory of the device.
   const float* logits() const { return static_cast<const float*>(logits_.get()); }
 
  private:
   using Memory = std::shared_ptr<void>;
 
-  /// Plans for batches of decodes, and one for all others. Only those for decodes have graphs, and
-  /// launch one kernel for a run. A plan keeps the kernel of its graphs, and where prefixes are
-  /// shared another one may be faster: hence two.
+  /// Two plans for batches of decodes, and one for all other batches. The plans for decodes launch
+  /// one kernel for a run, and only they have graphs. There are two, because a plan keeps the
+  /// kernel of its graphs, and for shared prefixes another kernel may be faster.
   struct Plans {
     flashplan::Plan decodes, sharing_decodes, mixed;
   };
 
   void create_plans();
   void allocate();
-  /// Multiplies once for each number of rows, since the first time may take long on a GPU.
+  /// Multiplies once for each number of rows: on a GPU the first product of a shape takes long.
   void choose_products();
   void record_graphs();
   /// The number of sequences that the graph for a step has room for; 0: there is no graph.
   int64_t graph_size(const Step& step) const;
-  /// What a plan wants to know of a step. Valid until the next call.
+  /// The lengths and shared prefixes of a step, for plan(). Valid until the next call.
   flashplan::Batch batch_of(const Step& step);
-  /// From the tokens to the logits of all draws.
+  /// Computes the logits of all draws from the tokens.
   void forward(const StepSize& size, flashplan::Plan* plan);
-  /// out_ = attention of the tokens, whose norms are in x_.
+  /// Computes out_, the attention of the tokens of a step. x_ has their normalised hidden states.
   void attend(const StepSize& size, int32_t layer, flashplan::Plan* plan);
   void feed_forward(const Layer& layer, int64_t num_tokens);
   void draw(const Draws& draws);
   void penalize(const flashplan::TensorView& logits, const History& history,
                 const flashplan::PenaltyOptions& penalties, std::shared_ptr<void>* memory);
-  /// y = x w^T; columns of y are those of all parts of w. `y_stride` is that of rows.
+  /// y = x w^T. The parts of w give consecutive columns of y. `y_stride`: from row to row of y.
   void multiply(const Memory& x, int64_t rows, const Matrix& w, const Memory& y, int64_t y_stride,
                 flashplan::DType y_dtype);
 
@@ -82,7 +82,7 @@ class ModelBackend final : public Backend {
   Memory k_caches_, v_caches_;  // [layers, pages, page_size, kv_heads, head_dim]
   // A row for each token of the step.
   Memory token_ids_;   // int32
-  Memory hidden_, x_;  // [hidden]; the residual stream, and its norm
+  Memory hidden_, x_;  // [hidden] the residual stream, and its normalised rows
   Memory qkv_;         // [(qo_heads + 2 * kv_heads) * head_dim]
   Memory out_;         // [qo_heads * head_dim]
   Memory gate_up_;     // [2 * ffn]
@@ -90,7 +90,7 @@ class ModelBackend final : public Backend {
   // A row for each draw.
   Memory last_;                     // [hidden]
   Memory logits_;                   // [vocab] float32
-  Memory all_tokens_, new_tokens_;  // of sequences with penalties, and how many there are
+  Memory all_tokens_, new_tokens_;  // History::tokens and lens, with and without the prompts
   std::vector<int32_t> shared_prefixes_;
 };
 

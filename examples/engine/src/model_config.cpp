@@ -38,7 +38,8 @@ bool is_true(const Json& config, const char* key) {
   return !value.is_null() && value.boolean();
 }
 
-/// Older files have rope_theta and rope_scaling, newer ones both in rope_parameters.
+/// Reads the rotation. Older files have rope_theta and rope_scaling; newer ones have the members of
+/// both in rope_parameters.
 flashplan::Rope parse_rope(const Json& config) {
   const Json& newer = config.find("rope_parameters");
   const Json& scaling = newer.is_null() ? config.find("rope_scaling") : newer;

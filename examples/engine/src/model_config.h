@@ -11,7 +11,7 @@
 
 namespace engine {
 
-/// Llama and its relatives. Qwen3 differs only in norms of the heads of queries and keys.
+/// A model like Llama. Qwen3 differs from it only by norms of each head of queries and keys.
 struct ModelConfig {
   int32_t vocab = 0;
   int32_t hidden = 0;
@@ -20,7 +20,7 @@ struct ModelConfig {
   int32_t num_qo_heads = 0;
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
-  int32_t max_tokens = 0;  // of a prompt and what follows it
+  int32_t max_tokens = 0;  // the longest sequence: the prompt and the tokens after it
   float norm_eps = 1e-6F;
   bool has_head_norms = false;
   bool has_tied_embeddings = false;  // the output matrix is the embedding

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An engine that was built without the CUDA toolkit.
+// Takes the place of cuda_device.cpp in an engine that is built without the CUDA toolkit.
 #include <stdexcept>
 
 #include "open_device.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The devices that the engine was built for.
+// Opens the devices that the engine was built for.
 #pragma once
 
 #include <cstdint>

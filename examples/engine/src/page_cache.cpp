@@ -11,7 +11,7 @@ struct PageCache::Node {
   int32_t page = -1;
   uint64_t last_use = 0;  // when the last sequence released it
   Children children;
-  Children::iterator place;  // among the children of the parent
+  Children::iterator place;  // this node among the children of its parent
 };
 
 bool PageCache::Less::operator()(std::span<const int32_t> a, std::span<const int32_t> b) const {
@@ -25,7 +25,8 @@ PageCache::PageCache(int32_t num_pages, int32_t page_size)
       node_of_page_(static_cast<std::size_t>(num_pages)) {}
 
 PageCache::~PageCache() {
-  // Leaf after leaf, because destructors of nodes call each other, as deep as the tree is.
+  // Nodes are destroyed one by one. The destructor of a tree would call itself as deep as the tree
+  // is, and overflow the stack.
   std::vector<std::unique_ptr<Node>> nodes;
   nodes.push_back(std::move(root_));
   while (!nodes.empty()) {

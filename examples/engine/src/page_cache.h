@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tokens the pages hold: a radix tree, so that a prompt finds the pages of its prefix.
+// The pages of the cache, and a radix tree of their tokens, in which a prompt finds the pages of
+// its prefix.
 #pragma once
 
 #include <cstdint>
@@ -19,24 +20,25 @@ namespace engine {
 /// more user of the page. Nothing is written to a published page, and only published pages have
 /// several users, so nothing is written while it is shared.
 ///
-/// Pages that the tree alone uses are kept until there is no free page. Then the leaf goes whose
-/// last sequence ended longest ago. *Invariant:* who uses a page of the tree uses the pages above
-/// it, so all pages that the tree alone uses can be freed, leaf after leaf.
+/// Pages that the tree alone uses are kept until there is no free page. Then the leaf that was
+/// released longest ago is removed. *Invariant:* a sequence that uses a page of the tree uses the
+/// pages above it, so all pages that the tree alone uses can be freed, leaf after leaf.
 class PageCache {
  public:
   PageCache(int32_t num_pages, int32_t page_size);
   ~PageCache();
 
-  /// Gives a sequence that has no pages the pages for all of `tokens`. Returns how many tokens they
-  /// hold already: the longest known prefix in whole pages, without the last token, whose logits
-  /// are wanted. Returns -1, and takes nothing, if fewer than `reserve` pages would remain.
+  /// Gives a sequence that has no pages the pages for all of `tokens`. Returns how many tokens
+  /// these hold already: the longest known prefix in whole pages. The last token is never among
+  /// them, because it must be computed to get its logits. Returns -1, and takes nothing, if fewer
+  /// than `reserve` pages would remain.
   int32_t acquire(std::span<const int32_t> tokens, int32_t reserve, std::vector<int32_t>* pages);
   /// Adds one page; false if there is none.
   bool grow(std::vector<int32_t>* pages);
   /// Publishes the pages of tokens[begin:] that `tokens` fills. Where the tree has the same tokens
   /// in another page, the sequence takes that one instead of its own.
   void publish(std::span<const int32_t> tokens, int32_t begin, std::vector<int32_t>* pages);
-  /// The sequence uses these pages no more.
+  /// Gives back the pages of a sequence.
   void release(std::vector<int32_t>* pages);
 
   int32_t pages_for(int32_t num_tokens) const { return (num_tokens + page_size_ - 1) / page_size_; }
@@ -59,7 +61,7 @@ class PageCache {
   Node* find_child(const Node& node, std::span<const int32_t> tokens) const;
   /// Adds a sequence as a user of a published page.
   void use(Node* node);
-  /// A free page, if need be after the removal of a leaf; there must be an available one.
+  /// Takes a free page. If there is none, removes a leaf first. A page must be available.
   int32_t take();
   void remove_oldest_leaf();
 
@@ -67,7 +69,7 @@ class PageCache {
   int32_t page_size_;
   std::unique_ptr<Node> root_;               // the empty prefix, without a page
   std::vector<Node*> node_of_page_;          // null: the page is not published
-  std::map<uint64_t, Node*> unused_leaves_;  // that the tree alone uses, by Node::last_use
+  std::map<uint64_t, Node*> unused_leaves_;  // leaves that the tree alone uses, by Node::last_use
   int32_t num_unused_ = 0;                   // nodes whose page the tree alone uses
   uint64_t clock_ = 0;
 };

@@ -7,13 +7,13 @@
 
 namespace engine {
 
-/// A page has one id in the caches of all layers. Using it wrongly is an error of the engine
-/// itself: std::logic_error.
+/// Counts the users of pages. A page has the same id in the caches of all layers. Wrong calls are
+/// errors of the engine itself, and throw std::logic_error.
 class PagePool {
  public:
   explicit PagePool(int32_t num_pages);
 
-  /// A page that nobody uses, with one user; there must be one.
+  /// Takes a free page, which then has one user. There must be a free page.
   int32_t take();
   void add_user(int32_t page);
   /// Returns how many users are left. A page without users is free.

@@ -10,8 +10,8 @@ namespace {
 constexpr int kLanes = 8;
 typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
 
-/// The products of kRows rows of x, which read each row of w once. The sum of an element is always
-/// made in the same order: lane by lane, the lanes one after another, what does not fill the lanes.
+/// Multiplies kRows rows of x, and reads each row of w once. The terms of an element are always
+/// added in the same order: within each lane, then lane after lane, then the terms that are left.
 template <int kRows>
 void multiply_rows(const float* x, int64_t k, const float* w, int64_t n, float* y,
                    int64_t y_stride) {

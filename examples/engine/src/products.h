@@ -10,11 +10,11 @@ namespace engine {
 using Multiply = void (*)(const float* x, int64_t m, int64_t k, const float* w, int64_t n, float* y,
                           int64_t y_stride);
 
-/// Each row of y has the same bits whatever the other rows are, and however many.
+/// Multiplies so that the bits of a row of y do not depend on the other rows or on their number.
 void multiply_row_by_row(const float* x, int64_t m, int64_t k, const float* w, int64_t n, float* y,
                          int64_t y_stride);
 
-/// By the BLAS, if the engine was built with one.
+/// Multiplies by the BLAS if the engine was built with one, else row by row.
 void multiply_fastest(const float* x, int64_t m, int64_t k, const float* w, int64_t n, float* y,
                       int64_t y_stride);
 

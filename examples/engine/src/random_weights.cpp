@@ -8,7 +8,8 @@ namespace engine {
 
 namespace {
 
-/// Rows of a block; odd, so that the copies in a matrix do not begin at round numbers of rows.
+/// Rows of a block. The number is odd, so that heads, whose rows are powers of two, do not get
+/// equal weights.
 constexpr int64_t kBlockRows = 1021;
 
 }  // namespace

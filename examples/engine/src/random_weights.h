@@ -12,9 +12,9 @@
 
 namespace engine {
 
-/// Fills matrices with copies of one block of random numbers for each number of inputs. A model of
-/// billions of weights takes a second, and a product with it has about the size of what it
-/// multiplies. Elements of vectors are near 1.
+/// Fills matrices with copies of one block of random numbers for each number of inputs, so that a
+/// model of billions of weights takes a second. A product with a matrix has about the size of the
+/// vector that it multiplies. Elements of vectors are near 1.
 class RepeatedRandomWeights final : public WeightLoader {
  public:
   RepeatedRandomWeights(uint64_t seed, Device& device);
@@ -24,7 +24,7 @@ class RepeatedRandomWeights final : public WeightLoader {
                 int64_t inputs) override;
 
  private:
-  /// The numbers for matrices of so many inputs.
+  /// The block of random numbers for matrices with this number of inputs.
   const DeviceWeights& block_of(int64_t inputs);
 
   Device& device_;

@@ -18,8 +18,8 @@ void Scheduler::add(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std
 const std::vector<Chunk>& Scheduler::schedule() {
   make_room();
   admit();
-  // Oldest first. admit() has seen to it that the budget ends within the youngest sequence, so all
-  // others are past their prompts after this step, and no prompt ever holds up a decode.
+  // The oldest sequences come first. admit() takes care that the budget ends within the youngest
+  // one, so all others are past their prompts after this step, and no prompt delays a decode.
   int32_t budget = max_step_tokens_;
   chunks_.clear();
   for (const auto& sequence : running_) {
@@ -54,7 +54,7 @@ std::vector<int32_t> Scheduler::remove_request(RequestId request, int32_t sample
     if (sequence->shared->id != request) return false;
     if (sample != kAllSamples && sequence->sample != sample) return false;
     samples.push_back(sequence->sample);
-    sequence->shared->prompt_is_cached = true;  // the others wait no longer, be it so or not
+    sequence->shared->prompt_is_cached = true;  // so that other samples do not wait for this one
     cache_->release(&sequence->pages);
     return true;
   };
@@ -93,7 +93,7 @@ void Scheduler::make_room() {
 }
 
 void Scheduler::admit() {
-  int64_t num_tokens = 0;  // that running sequences want
+  int64_t num_tokens = 0;  // tokens that running sequences have still to compute
   for (const auto& sequence : running_) num_tokens += sequence->num_uncached();
   while (!waiting_.empty() && num_running() < max_batch_size_ && num_tokens < max_step_tokens_) {
     Sequence& sequence = *waiting_.front();

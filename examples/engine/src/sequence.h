@@ -15,17 +15,17 @@ namespace engine {
 struct SharedRequest {
   RequestId id = 0;
   Request request;
-  bool prompt_is_cached = false;  // so the other samples may begin and find its pages
+  bool prompt_is_cached = false;  // then other samples may begin, and find the prompt's pages
 };
 
 struct Sequence {
   std::shared_ptr<SharedRequest> shared;
   int32_t sample = 0;
-  /// The prompt, then what was drawn. A token that a step under way draws is not known yet: it is
-  /// -1 - i, if it is draw number i of the step.
+  /// The prompt, then the tokens that were drawn. A token that a step under way draws is not known
+  /// yet: the entry is -1 - i if it is draw number i of that step.
   std::vector<int32_t> tokens;
   int32_t num_cached = 0;     // while it runs: tokens that have keys and values in the pages
-  int32_t num_published = 0;  // while it runs: tokens whose pages, where full, others may find
+  int32_t num_published = 0;  // while it runs: tokens whose full pages are published
   std::vector<int32_t> pages;
 
   int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes what attention was asked for in each step, so that others can be timed on the same steps.
+// Writes the lengths and page tables of all steps to a file, so that other implementations of
+// attention can be timed on the same steps.
 #pragma once
 
 #include <filesystem>
@@ -10,7 +11,7 @@
 
 namespace engine {
 
-/// Gives all calls to another backend. For each step the file gets, in int32: batch_size,
+/// Passes all calls on to another backend. For each step the file gets, in int32: batch_size,
 /// num_tokens, the number of page ids, then qo_indptr [batch_size + 1], kv_lens [batch_size],
 /// page_indptr [batch_size + 1] and page_indices.
 class StepLog final : public Backend {

@@ -26,7 +26,8 @@ bool has_filters(const Draws& draws) {
 StepMemory::StepMemory(const ModelConfig& config, const Options& options, Device* device)
     : device_(device), max_tokens_(options.max_step_tokens) {
   constexpr std::size_t kWord = 4;
-  // A multiple of the alignment, so that the tokens follow the ids without a gap.
+  // Rounded up to a multiple of the alignment, so that the tokens that the host sends follow the
+  // drawn tokens without a gap.
   const std::size_t draws = (static_cast<std::size_t>(options.max_batch_size) + 3) / 4 * 4;
   const auto tokens = static_cast<std::size_t>(options.max_step_tokens);
   const int64_t room = int64_t{options.num_pages} * options.page_size;

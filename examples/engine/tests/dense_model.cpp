@@ -49,7 +49,7 @@ double frequency(const flashplan::Rope& rope, int32_t pair, int32_t head_dim) {
   return (1 - part) * plain / rope.scale + part * plain;
 }
 
-/// Normalises, if there are weights for it, and rotates each head.
+/// Normalises each head, if the model has weights for this, and rotates it.
 void finish_heads(Row* x, const ModelConfig& c, const DeviceWeights& weight, std::size_t position) {
   const auto dim = static_cast<std::size_t>(c.head_dim);
   for (std::size_t begin = 0; begin < x->size(); begin += dim) {

@@ -42,8 +42,9 @@ struct Arrival {
 /// (request, sample) -> the prompt and what follows it.
 using Texts = std::map<std::pair<RequestId, int32_t>, std::vector<int32_t>>;
 
-/// Requests are numbered from 0 in the order of `arrivals`. `before_step` is called with the number
-/// of each step. All pages must be available in the end.
+/// Serves all requests, and returns their texts. Requests are numbered from 0 in the order of
+/// `arrivals`. `before_step` is called with the number of each step. Checks that all pages are
+/// available in the end.
 inline Texts serve(
     Core& core, const std::vector<Arrival>& arrivals,
     const std::function<void(int32_t)>& before_step = [](int32_t) {}) {

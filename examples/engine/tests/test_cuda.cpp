@@ -36,7 +36,7 @@ ModelConfig small_config(const std::string& type) {
       type + R"(", "tie_word_embeddings": )" + (type == "llama" ? "false}" : "true}"));
 }
 
-/// Random weights that bfloat16 has.
+/// Random weights that are exact in bfloat16.
 class RoundedWeights final : public WeightSource {
  public:
   Weights load(const std::string& name, const std::vector<int64_t>& shape) override {
@@ -87,8 +87,8 @@ Options some_options() {
   return options;
 }
 
-/// Each token must be nearly the most likely one. `tolerance`: of a logit, in standard deviations
-/// of the logits.
+/// Checks that each token is nearly the most likely one. `tolerance`: how far its logit may be
+/// below the largest one, in standard deviations of the logits.
 void judge(const std::string& type, const Texts& texts, const std::vector<Arrival>& arrivals,
            double tolerance) {
   RoundedWeights source;

@@ -26,7 +26,7 @@ std::unique_ptr<Engine> tiny_engine(const Options& options) {
                      options);
 }
 
-/// A device that fails after some steps.
+/// A backend whose third step fails.
 class FailingBackend final : public Backend {
  public:
   void start(const Step& /*step*/) override {
@@ -38,7 +38,7 @@ class FailingBackend final : public Backend {
   int num_steps_ = 0;
 };
 
-/// A slow device, which counts its steps.
+/// A backend with slow steps, which counts them.
 class SlowBackend final : public Backend {
  public:
   explicit SlowBackend(int* num_steps) : num_steps_(num_steps) {}
@@ -53,7 +53,7 @@ class SlowBackend final : public Backend {
   int* num_steps_;
 };
 
-/// A device whose steps take 40 ms each, while the host goes on.
+/// A backend whose steps take 40 ms each, while the host goes on.
 class SimulatedGpu final : public Backend {
  public:
   void start(const Step& /*step*/) override {

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// A folder that goes with its owner.
+/// A temporary folder, which the destructor deletes.
 class Folder {
  public:
   Folder() {
@@ -84,7 +84,7 @@ class Recorder final : public WeightSource {
     return kept;
   }
 
-  /// `padding` bytes of space after the headers decide how the data are aligned.
+  /// Writes the files. `padding`: spaces after the headers, which change the alignment of the data.
   void write(const Folder& folder, int padding) const {
     for (int file = 0; file < 2; ++file) {
       const std::string header = R"({"__metadata__": {"format": "pt"}, )" + headers_[file] + "}";

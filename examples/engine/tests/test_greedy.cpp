@@ -56,7 +56,7 @@ class Judge {
   int64_t num_tokens_ = 0, num_ties_ = 0;
 };
 
-/// `arrive`: in which step the next request comes at the latest after the one before.
+/// `arrive`: the most steps between the arrivals of two requests.
 std::vector<Arrival> random_arrivals(Random& random, int32_t count, int32_t arrive) {
   std::vector<Arrival> arrivals;
   for (int32_t i = 0; i < count; ++i) {

@@ -34,7 +34,8 @@ std::vector<Arrival> some_arrivals() {
   return arrivals;
 }
 
-/// The largest difference of logits after one prompt, in standard deviations of the logits.
+/// The largest difference between the logits of two engines after one prompt, in standard
+/// deviations of the logits.
 double difference(const Options& a, const Options& b) {
   const auto logits_of = [](const Options& options) {
     const auto backend = cpu_backend(tiny_model("qwen3"), options);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page pool and the radix tree against slow ones, by random operations.
+// Compares the page pool and the radix tree with slow ones, by random operations.
 #include "page_cache.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ bool is_logic_error(const Call& call) {
 }
 
 struct User {
-  std::vector<int32_t> tokens;  // all that it will ever have
+  std::vector<int32_t> tokens;  // known tokens, some of which are not written yet
   int32_t num_written = 0;
   std::vector<int32_t> pages;
 };
@@ -98,7 +98,7 @@ class World {
     users_.push_back(std::move(user));
   }
 
-  /// Some of a user's next tokens, as a step does: page by page, then all full pages are published.
+  /// Writes some of a user's next tokens to its pages, as a step does, and publishes full pages.
   void write(std::size_t index) {
     User& user = users_[index];
     const auto size = static_cast<int32_t>(user.tokens.size());

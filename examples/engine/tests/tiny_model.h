@@ -44,7 +44,7 @@ class LivelyWeights final : public WeightSource {
   std::unique_ptr<WeightSource> random_ = random_weights(1);
 };
 
-/// Weights of the CPU may be used by any CpuDevice.
+/// A model for the CPU. Any CpuDevice may use its weights.
 inline Model cpu_model(const ModelConfig& config, WeightSource& source) {
   CpuDevice device({});
   return load_model(config, source, device);

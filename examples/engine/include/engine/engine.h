@@ -17,7 +17,7 @@ struct Sampling {
   int32_t top_k = INT32_MAX;
   float top_p = 1.0F;
   float min_p = 0.0F;
-  int64_t seed = 0;         // of the first sample; the next one has the next
+  int64_t seed = 0;         // seed of sample 0; sample i has seed + i
   float repetition = 1.0F;  // penalty of tokens in the prompt or among the new tokens
   float presence = 0.0F;    // penalties of tokens among the new tokens
   float frequency = 0.0F;
@@ -27,10 +27,10 @@ struct Request {
   std::vector<int32_t> prompt;  // token ids, at least one
   int32_t max_new_tokens = 16;
   int32_t num_samples = 1;           // continuations; they share the pages of the prompt
-  std::vector<int32_t> stop_tokens;  // end a sample, like those of the model
+  std::vector<int32_t> stop_tokens;  // tokens that end a sample, besides the model's stop tokens
   bool ignore_model_stops = false;   // for benchmarks, in which lengths are given
-  /// Log-probabilities come with each token: its own, and those of so many of the likeliest tokens.
-  /// They are those of the model after penalties, before temperature and filters. -1: none.
+  /// >= 0: each token comes with its own log-probability, and with those of so many likeliest
+  /// tokens. They are those of the model after penalties, before temperature and filters. -1: none.
   int32_t num_logprobs = -1;
   Sampling sampling;
 };
@@ -44,7 +44,7 @@ enum class Finish : int32_t {
   kAborted,  // there is no token
 };
 
-inline constexpr int32_t kMaxLogprobs = 20;  // of Request::num_logprobs
+inline constexpr int32_t kMaxLogprobs = 20;  // the largest Request::num_logprobs
 
 struct TokenLogprob {
   int32_t token = 0;
@@ -58,7 +58,7 @@ struct Output {
   int32_t token = -1;
   float logprob = 0.0F;  // if Request::num_logprobs asks for it
   Finish finish = Finish::kNot;
-  std::vector<TokenLogprob> likeliest;  // Request::num_logprobs, the likeliest first
+  std::vector<TokenLogprob> likeliest;  // Request::num_logprobs tokens, the likeliest first
 };
 
 /// Where the model is computed.
@@ -76,17 +76,18 @@ enum class Products : int32_t {
 /// Limits of an engine. They determine how much memory it takes.
 struct Options {
   int32_t page_size = 16;         // tokens
-  int32_t num_pages = 1024;       // of the cache of keys and values
+  int32_t num_pages = 1024;       // pages of the cache of keys and values
   int32_t max_batch_size = 64;    // sequences in one step
-  int32_t max_step_tokens = 512;  // in one step; at least max_batch_size
-  /// The bits of a request's results do not depend on the other requests. Implies kRowByRow. On a
-  /// GPU that holds for attention alone: products may depend on how many tokens a step has.
+  int32_t max_step_tokens = 512;  // tokens in one step; at least max_batch_size
+  /// Whether the bits of a request's results do not depend on the other requests. Implies
+  /// kRowByRow. On a GPU this holds for attention alone: products may depend on how many tokens a
+  /// step has.
   bool batch_invariant = false;
   Products products = Products::kFastest;
   DeviceType device = DeviceType::kCpu;
   bool has_8bit_cache = false;  // keys and values in float8_e4m3fn, else in the device's dtype
 
-  // Each of these may be switched off to see what it is worth.
+  // Each of the next options may be switched off to measure what it gains.
   /// The next step is planned and begun while one runs: tokens stay on the device, and a stop token
   /// is noticed one step late.
   bool look_ahead = true;
@@ -94,12 +95,12 @@ struct Options {
   bool has_pdl = true;          // on a GPU: kernels are launched while those before them end
   bool shares_prefixes = true;  // keys of a prefix are read once for all sequences that have it
   bool has_attention = true;    // without it, tokens are arbitrary
-  /// The cache holds keys before rotation, and attention rotates them whenever it reads them, as a
-  /// cache needs whose pages move to other positions. On a GPU NVRTC compiles that kernel when the
-  /// engine starts. Not with has_8bit_cache on a GPU. Prefixes are then not read once for all.
+  /// Whether the cache holds keys before rotation, and attention rotates them whenever it reads
+  /// them. A cache whose pages move to other positions needs this. On a GPU NVRTC compiles that
+  /// kernel when the engine starts. Not with has_8bit_cache on a GPU. Overrides shares_prefixes.
   bool rotates_in_attention = false;
 
-  /// If not empty: a file that receives what attention was asked for in each step. StepLog in
+  /// If not empty: a file to which the lengths and page tables of each step are written. StepLog in
   /// step_log.h describes it.
   std::filesystem::path step_log;
 };
@@ -107,16 +108,16 @@ struct Options {
 /// What an engine has done since it was made.
 struct Statistics {
   int64_t steps = 0;
-  int64_t mixed_steps = 0;      // with chunks of prompts and decodes
-  int64_t computed_tokens = 0;  // of all steps
-  int64_t reused_tokens = 0;    // whose keys and values were in the cache already
+  int64_t mixed_steps = 0;      // steps with chunks of prompts and decodes
+  int64_t computed_tokens = 0;  // tokens of all steps
+  int64_t reused_tokens = 0;    // tokens whose keys and values were in the cache already
   int64_t preemptions = 0;
-  // Seconds of all steps.
-  double host_seconds = 0;         // in which the host planned and began steps
-  double device_busy_seconds = 0;  // on a GPU: in steps
-  double device_idle_seconds = 0;  // on a GPU: between steps, while there was work
-  // Now.
-  int32_t used_pages = 0;  // by sequences
+  // Sums over all steps.
+  double host_seconds = 0;         // time in which the host planned and began steps
+  double device_busy_seconds = 0;  // on a GPU: time in steps
+  double device_idle_seconds = 0;  // on a GPU: time between steps, while there was work
+  // The current state.
+  int32_t used_pages = 0;  // pages that sequences use
   int32_t running = 0;     // sequences that are computed in each step
   int32_t waiting = 0;     // sequences that wait for pages, or for room in a step
 };
@@ -128,8 +129,8 @@ class Engine {
   ///   std::invalid_argument  a file is malformed, or describes a model of another kind
   ///   std::system_error      a file can not be read
   static std::unique_ptr<Engine> load(const std::filesystem::path& folder, const Options& options);
-  /// An engine with random weights, as load() otherwise: it reads config.json alone. The weights
-  /// differ from device to device.
+  /// Makes an engine with random weights, which differ from device to device. Of the folder it
+  /// reads config.json alone. Otherwise it does what load() does.
   static std::unique_ptr<Engine> random(const std::filesystem::path& folder, uint64_t seed,
                                         const Options& options);
 
@@ -143,8 +144,8 @@ class Engine {
   /// Ends a request before the next step. Each of its samples that is not finished gets an output
   /// kAborted. Returns false if no such request is running or waiting.
   virtual bool abort(RequestId request) = 0;
-  /// Ends one sample of a request, as abort() ends all. True also if the sample has finished, and
-  /// others of the request have not.
+  /// Ends one sample of a request, as abort() ends all. Also returns true if the sample has
+  /// finished, but others of the request have not.
   virtual bool abort_sample(RequestId request, int32_t sample) = 0;
 
   /// All outputs since the last call, in the order of the steps. Waits until there is one, at most

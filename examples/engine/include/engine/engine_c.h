@@ -67,8 +67,8 @@ typedef enum engine_status {
   ENGINE_FAILED = 2,   // a file can not be read, there is no memory, or a step has failed
 } engine_status;
 
-// Functions that can fail write why into `message`, ENGINE_MESSAGE_SIZE bytes, cut if need be.
-// Any thread may call any function, but for engine_close().
+// Functions that can fail write the reason to `message`, which has ENGINE_MESSAGE_SIZE bytes; a
+// longer text is cut off. Any thread may call any function except engine_close().
 #define ENGINE_MESSAGE_SIZE 512
 
 // Loads the model of a folder, and starts the thread that serves it.
@@ -80,10 +80,10 @@ void engine_close(engine_handle* engine);
 // Queues a request, and writes its number. `prompt` is copied.
 int32_t engine_submit(engine_handle* engine, const engine_request* request, int64_t* id,
                       char* message);
-// Ends a sample, or all of a request if `sample` is -1. 0: nothing of the request was left.
+// Ends a sample, or all samples of a request if `sample` is -1. Returns 0 if the request had ended.
 int32_t engine_abort(engine_handle* engine, int64_t request, int32_t sample);
-// Writes up to `capacity` outputs, and how many there are. Waits for `timeout_ms` if there is none.
-// What found no room comes with the next call. One thread at a time may poll.
+// Writes up to `capacity` outputs, and how many it wrote to `count`. Waits up to `timeout_ms` if
+// there is none. Outputs that had no room come with the next call. One thread at a time may poll.
 int32_t engine_poll(engine_handle* engine, int32_t timeout_ms, engine_output* outputs,
                     int32_t capacity, int32_t* count, char* message);
 void engine_get_statistics(engine_handle* engine, engine_statistics* statistics);
