@@ -112,7 +112,7 @@ from flashplan.flashinfer.topk import (
     top_k_ragged_transform,
 )
 
-# What programs compare that look for FlashInfer.
+# Programs that look for FlashInfer compare its version.
 __version__ = "0.7.2"
 __all__ = [
     "BatchAttention",

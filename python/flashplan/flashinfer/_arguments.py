@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What arguments of FlashInfer's functions mean here, and which of their values are refused."""
+"""Checks the arguments of FlashInfer's functions, and converts them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from flashplan._core import UnsupportedError
 
-# A pair (k, v), or one tensor [pages, 2, ...].
+# A paged cache: a pair (k, v), or one tensor [pages, 2, ...].
 Cache: TypeAlias = Tensor | tuple[Tensor, Tensor]
 
 
 def refuse(**arguments: Any) -> None:
-    """UnsupportedError for the first argument that is not None or False."""
+    """Raises UnsupportedError for the first argument that is not None or False."""
     for name, value in arguments.items():
         if value is not None and value is not False:
             got = "a tensor" if isinstance(value, Tensor) else repr(value)
@@ -23,7 +23,7 @@ def refuse(**arguments: Any) -> None:
 
 
 def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    """UnsupportedError for a value that is not allowed."""
+    """Raises UnsupportedError for a value that is not allowed."""
     if value not in allowed:
         raise UnsupportedError(
             f"{name}: expected one of {', '.join(map(repr, allowed))}, got {value!r}"
@@ -31,7 +31,7 @@ def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
 
 
 def to_torch_dtype(name: str, dtype: torch.dtype | str) -> torch.dtype:
-    """A dtype, or the one that has this name."""
+    """A dtype, which may be given by its name."""
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype):
         raise TypeError(f"{name}: expected a torch.dtype or the name of one, got {dtype!r}")
@@ -65,7 +65,7 @@ def unpack_cache(cache: Cache, kv_layout: str) -> tuple[Tensor, Tensor]:
 
 
 def product(a: float | Tensor | None, b: float | Tensor | None) -> float | Tensor:
-    """The product of two scales; one that is None is 1."""
+    """The product of two scales, where None stands for 1."""
     if a is None:
         return 1.0 if b is None else b
     return a if b is None else a * b
@@ -77,7 +77,7 @@ def check_aligned(name: str, buffer: Tensor) -> None:
 
 
 def check_buffer(name: str, buffer: Tensor | None, length: int | None = None) -> Tensor:
-    """A buffer that CUDA graphs read."""
+    """Returns a buffer that CUDA graphs read. Raises ValueError if it is none or too long."""
     if not isinstance(buffer, Tensor):
         raise ValueError(
             f"{name}: expected a torch.Tensor in cudagraph mode, got {type(buffer).__name__}"

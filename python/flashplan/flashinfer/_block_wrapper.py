@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the wrappers of block-sparse attention have in common."""
+"""The base of the wrappers of block-sparse attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flashplan.flashinfer._prefill import BatchPrefillWithPagedKVCacheWrapper
 
 
 class BlockWrapper:
-    """A wrapper that computes blocks as requests and pages of another wrapper.
+    """A wrapper that hands blocks to another wrapper, as requests and pages.
 
     Args:
         float_workspace_buffer: memory on the device of the tensors, used if it is large enough.
@@ -30,6 +30,7 @@ class BlockWrapper:
 
 
 def refuse_positions(pos_encoding_mode: str) -> None:
-    """UnsupportedError for rotations and biases: keys inside of blocks have other positions."""
+    """Raises UnsupportedError for rotations and biases: keys in blocks have other positions than
+    the keys of a request."""
     if pos_encoding_mode != "NONE":
         raise UnsupportedError(f"pos_encoding_mode: expected 'NONE', got {pos_encoding_mode!r}")

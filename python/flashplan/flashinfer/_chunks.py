@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention within chunks of keys, as requests of one chunk each."""
+"""Chunked attention: each chunk of a request's keys becomes a request of its own."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 def in_chunks(
     inputs: Inputs, lengths: list[list[int]], chunk: int
 ) -> tuple[Inputs, dict[str, Tensor]]:
-    """Inputs and lengths (on the CPU) of requests that each are one chunk of one request.
+    """The inputs, and the lengths on the CPU, for requests that are a chunk of a request each.
 
     Args:
-        lengths: where the rows of q and the ragged keys of each request begin, and its keys.
+        lengths: of the given requests: where their rows of q begin, where their ragged keys begin,
+            and how many keys they have.
         chunk: tokens of a chunk.
     """
     q_ends, k_ends, kv_lens = lengths
@@ -48,7 +49,7 @@ def in_chunks(
 
 
 def _pages_of_chunks(inputs: Inputs, requests: list[int], firsts: list[int], chunk: int) -> Inputs:
-    """Pages that begin where chunks begin: as large as both sizes allow."""
+    """The inputs with smaller pages, so that every chunk begins with a page."""
     table, page_size = inputs.block_table, inputs.page_size
     assert table is not None and page_size is not None
     size = math.gcd(page_size, chunk)

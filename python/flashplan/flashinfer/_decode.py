@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decodes: one query of each request, or as many of each, over a paged cache."""
+"""Decodes over a paged cache: every request has one query, or the same number of queries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         kv_layout: "NHD" or "HND".
         use_cuda_graph: whether runs are captured. Then the batch size is that of the buffers, and
             plan() copies its tensors into them.
-        use_tensor_cores: needed for q_len_per_req > 1, as in FlashInfer; without effect else.
+        use_tensor_cores: needed for q_len_per_req > 1, as in FlashInfer; otherwise without effect.
         paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer: int32
             [batch_size + 1], [most pages] and [batch_size], for CUDA graphs.
         backend: "auto", "fa2" or "fa3", without effect.
@@ -105,9 +105,9 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         Args:
             indptr, indices: [batch_size + 1] and [pages]: the page table as CSR.
             last_page_len: [batch_size]: keys in the last page of each request.
-            head_dim: of q, k, v and o.
+            head_dim: head dim of q, k, v and o.
             pos_encoding_mode: "NONE", "ROPE_LLAMA" or "ALIBI".
-            data_type: that of k and v, if kv_data_type is None, and of q if q_data_type is None.
+            data_type: dtype of k and v if kv_data_type is None, and of q if q_data_type is None.
             fixed_split_size, disable_split_kv: a positive size or True makes the bits of a
                 request's results independent of its batch (batch_invariant).
             q_len_per_req: rows of q of each request, which are its last tokens.
@@ -206,7 +206,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             )
 
     def _check_num_rows(self, num_rows: int) -> None:
-        """There may be more rows than those of the plan, but not enough for one more each."""
+        """Checks the rows of q. There may be more than planned, but not one more per request."""
         planned = self._q_len_per_req or 1
         batch_size = self._num_rows // planned
         if batch_size > 0 and num_rows // batch_size > planned:
@@ -242,12 +242,12 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
                 Pages of one token may lack the dimension of tokens.
             args: with the variant AttentionSink: its sinks [num_qo_heads] and sm_scale; or, with q
                 of 8 bits, scale_q, scale_k and scale_v, float32 [1] or one for each head.
-            q_scale, k_scale: factors of the logits, of caches of any dtype.
+            q_scale, k_scale: factors of the logits, for caches of any dtype.
             v_scale: factor of the output.
             out: [tokens, num_qo_heads, head_dim]: where o is written.
             lse: [tokens, num_qo_heads] float32, written if it is given.
             return_lse: whether to return (o, lse), lse to base 2.
-            window_left: instead of that of plan().
+            window_left: replaces that of plan().
             sinks: [num_qo_heads] float32 or bfloat16; see `flashplan.Attention.run`.
 
         The other arguments must have their defaults, or are ignored.
@@ -295,7 +295,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         rope_theta: float | None = None,
         return_lse: bool = False,
     ) -> Any:
-        """run() with options that take the place of those of plan()."""
+        """Calls run() with options that replace those of plan()."""
         self._set_options(
             self._causal,
             pos_encoding_mode,

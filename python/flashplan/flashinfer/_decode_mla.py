@@ -77,8 +77,8 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(BatchMLAPagedAttentionWrapper):
             indptr, indices, last_page_len: [batch_size + 1], [pages] and [batch_size]: the page
                 table as CSR, and the keys in the last page of each request.
             head_dim_compressed_kv: latent dims of a key; an eighth of them are rotated dims.
-            sm_scale: that of the model, from its head dim before compression.
-            data_type, q_data_type: of the caches and of q; default of the latter: data_type.
+            sm_scale: the scale of the model, which follows from its head dim before compression.
+            data_type, q_data_type: dtypes of the caches and of q; q has data_type by default.
             rope_scale, rope_theta: without effect: q and the caches are rotated already.
 
         Raises:
@@ -122,8 +122,8 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(BatchMLAPagedAttentionWrapper):
         """Runs the planned step on the tensors of a layer.
 
         Args:
-            q_nope, q_pe: [batch_size, num_qo_heads, head_dim_compressed_kv], and of an eighth of
-                the dims.
+            q_nope, q_pe: [batch_size, num_qo_heads, dims] with head_dim_compressed_kv dims, and
+                with an eighth of these.
             paged_ckv_cache, paged_kpe_cache: [pages, page_size, dim].
             q_scale, k_scale, v_scale: None or 1.
             out: [batch_size, num_qo_heads, head_dim_compressed_kv]: where o is written.

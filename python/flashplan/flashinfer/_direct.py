@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that attend without plan(): layers of one step share a plan, as in
-`flashplan.flash_attn`, which is made for the longest requests that the arguments allow.
+"""Functions that attend without plan(). The layers of a step share a plan, as in
+`flashplan.flash_attn`. It is made for the longest requests that the arguments allow.
 
-Lengths stay on the GPU, and a call can be captured into a CUDA graph after an equal one, where all
-requests have equally many queries; else the host waits for the lengths. Workspaces of the caller
-are not used, nor is what tunes FlashInfer's kernels: backend, enable_pdl, counter buffers.
+If all requests have equally many queries, lengths stay on the GPU, and a call can be captured into
+a CUDA graph after an equal call. Otherwise the host waits for the lengths. Workspaces of the caller
+are not used, nor are arguments that tune FlashInfer's kernels: backend, enable_pdl, counter
+buffers.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def direct_options(
     window_left: int,
     o_dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """The options of `Attention`. The whole scale of logits comes as k_scale of run(). Outputs of 8
-    bits are computed in float32, for `narrowed`."""
+    """The options of `Attention`. The factor of logits is given to run() as k_scale. Outputs of 8
+    bits are computed in float32, and converted by `narrowed`."""
     return {
         "num_qo_heads": q.shape[1],
         "num_kv_heads": k.shape[-2 if kv_layout == "NHD" else -3],
@@ -96,8 +97,8 @@ def run_tensors(bmm1_scale: Any, bmm2_scale: Any, sinks: Any, out: Any, lse: Any
 
 
 def narrowed(results: Any, out: Tensor | None, o_dtype: torch.dtype) -> Any:
-    """o, or (o, lse), of run(), with o converted to 8 bits if o_dtype has 8 bits: its numbers as
-    they are, and the largest one of the dtype where they are too large."""
+    """The results of run(), o or (o, lse). If o_dtype has 8 bits, o is converted without a scale;
+    numbers that are too large become the largest one of the dtype."""
     if not is_8_bit(o_dtype):
         return results
     o, *lse = results if isinstance(results, tuple) else (results,)
@@ -120,8 +121,8 @@ def _decode(
     causal: bool = True,
     **tensors: Any,
 ) -> Any:
-    """Queries that are the last tokens of their requests: q_len_per_req of each, or with indptr at
-    most as many."""
+    """Attention of queries that are the last tokens of their requests. Each request has
+    q_len_per_req queries, or with indptr at most as many."""
     k, v, page_size = unpack(kv_cache, kv_layout)
     causal = causal and q_len_per_req > 1
     options = direct_options(query, k, v, page_size, kv_layout, causal, window_left, o_dtype)
@@ -162,7 +163,7 @@ def _is_causal(mask: Tensor, qo_lens: list[int]) -> bool:
         mask: [..., words] uint16: for each query the bits of the drafts of its request.
 
     Raises:
-        UnsupportedError: it is another one.
+        UnsupportedError: the mask is neither of these.
     """
     (words,) = on_host(mask)
     per_row = mask.shape[-1]
@@ -224,8 +225,8 @@ def trtllm_batch_decode_with_kv_cache(
         max_seq_len: an upper bound of seq_lens.
         bmm1_scale, bmm2_scale: the whole factors of logits and of outputs, numbers or float32
             tensors of one element.
-        out, out_dtype: also of 8 bits, whose numbers are not scaled; default: the dtype of query.
-        mask: one that is causal, and not read.
+        out, out_dtype: o may have 8 bits, and is not scaled; default: the dtype of query.
+        mask: must be causal; it is not read.
         skip_softmax_threshold_scale_factor: no effect: FlashInfer may leave out keys that weigh
             less than this allows, and here all keys are computed.
         lse: [tokens, num_qo_heads] float32, written if it is given.
@@ -234,7 +235,7 @@ def trtllm_batch_decode_with_kv_cache(
         o, shaped like query, or with return_lse (o, lse), lse to base 2.
 
     Raises:
-        UnsupportedError: another argument has no default that flashplan can do.
+        UnsupportedError: an argument asks for what flashplan can not do.
         ValueError, TypeError: tensors do not fit each other.
     """
     refuse(
@@ -287,11 +288,11 @@ def xqa_batch_decode_with_kv_cache(
     kv_cache_sf: Any = None,
     q_cu_seq_lens: Tensor | None = None,
 ) -> Tensor:
-    """`trtllm_batch_decode_with_kv_cache`.
+    """Does what `trtllm_batch_decode_with_kv_cache` does, with other defaults.
 
     Args:
         mask: uint16 [batch_size, q_len_per_req, words], or with q_cu_seq_lens [tokens, words]: for
-            each query the bits of the drafts that it sees, those up to itself or all of its
+            each query the bits of the drafts that it sees: either those up to itself or all of its
             request. The host waits for the mask, when it is new.
 
     Returns:

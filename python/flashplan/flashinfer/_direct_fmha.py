@@ -34,7 +34,7 @@ class Inputs(NamedTuple):
 
 
 def _tensors(qkv: Any, input_layout: str, *dims: int) -> tuple[Tensor, ...]:
-    """The tensors, with these numbers of dimensions."""
+    """The tensors of qkv. Raises ValueError unless they have these numbers of dimensions."""
     parts = (qkv,) if isinstance(qkv, Tensor) else tuple(qkv)
     shapes = [tuple(part.shape) for part in parts]
     if tuple(map(len, shapes)) != dims:
@@ -46,7 +46,7 @@ def _tensors(qkv: Any, input_layout: str, *dims: int) -> tuple[Tensor, ...]:
 
 
 def _unbind(joined: Tensor, input_layout: str, parts: int) -> tuple[Tensor, ...]:
-    """The parts of dimension 1."""
+    """Splits a tensor along dimension 1, which must have `parts` entries."""
     if joined.shape[1] != parts:
         raise ValueError(
             f"qkv: {input_layout} expects shape [tokens or pages, {parts}, ...], got "
@@ -152,7 +152,7 @@ def trtllm_fmha_v2_prefill(
     save_softmax_stats: bool = False,
     skip_softmax_threshold_scale_factor: float = 0,
 ) -> Any:
-    """Prompts whose rows are the last tokens of their requests. The host waits for the lengths.
+    """Attention of prompts: rows are the last tokens of requests. The host waits for the lengths.
 
     Args:
         qkv, input_layout: "PACKED_QKV": [tokens, 3, heads, dim]; "CONTIGUOUS_Q_KV": q [tokens,
@@ -166,10 +166,11 @@ def trtllm_fmha_v2_prefill(
         block_tables: [batch_size, most pages]; with (k, v) [batch_size, 2, most pages], ids of k
             and of v, both counted from the first page of k. They must name pages at the same place
             of each cache.
-        out, out_dtype: also of 8 bits; default: the dtype of q.
+        out, out_dtype: o may have 8 bits; default: the dtype of q.
         pos_encoding_mode: None or "alibi".
         mask_mode: "causal", "sliding_window" (with window_left), "chunked" (with
-            chunked_attention_size), or "padding", which hides nothing. In any case of letters.
+            chunked_attention_size), or "padding", which hides nothing. Upper and lower case are
+            alike.
         chunked_attention_size: tokens of a chunk: a query sees the keys of its own chunk, up to
             itself.
         save_softmax_stats: also return [tokens, num_qo_heads, 2] float32: (m, s) with log-sum-exp =
@@ -250,7 +251,7 @@ def trtllm_fmha_v2_prefill(
 
 
 def _encoding(mode: str | None, q: Tensor, softcap: float) -> tuple[Any, dict[str, Any]]:
-    """The variant of a position encoding, and what run() takes for it."""
+    """The variant for a position encoding, and the arguments of run() that it takes."""
     if mode is None or mode.lower() == "none":
         return None, {}
     if mode.lower() != "alibi":

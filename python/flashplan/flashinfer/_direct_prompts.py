@@ -45,8 +45,9 @@ def trtllm_batch_context_with_kv_cache(
     use_fp16_softmax: bool | None = None,
     uses_spcompress: bool | None = None,
 ) -> Any:
-    """Prompts over a paged cache: rows cum_seq_lens_q[r] to cum_seq_lens_q[r + 1] of query are the
-    last tokens of request r. seq_lens counts its keys; cum_seq_lens_kv is not needed.
+    """Attention of prompts over a paged cache. Rows cum_seq_lens_q[r] to cum_seq_lens_q[r + 1] of
+    query are the last tokens of request r, which has seq_lens[r] keys. cum_seq_lens_kv is not
+    needed.
 
     The other arguments, results and errors are those of `trtllm_batch_decode_with_kv_cache`.
     """
@@ -106,8 +107,8 @@ def trtllm_ragged_attention_deepseek(
     use_fp16_softmax: bool | None = None,
     uses_spcompress: bool | None = None,
 ) -> Any:
-    """Prompts over ragged keys and values [kv_tokens, heads, dim], whose requests begin and end at
-    cum_seq_lens_kv. The host waits for the lengths.
+    """Attention of prompts over ragged keys and values [kv_tokens, heads, dim]. Requests begin and
+    end at cum_seq_lens_kv. The host waits for the lengths.
 
     The other arguments, results and errors are those of `trtllm_batch_context_with_kv_cache`.
     """

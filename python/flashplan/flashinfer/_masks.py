@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashInfer's masks, one string of bits for each request or a rule for scored items, as rows of
-words.
+"""Converts FlashInfer's masks to rows of words. They are given as one string of bits for each
+request, or as a rule for scored items.
 
 All is done on the device of the mask. The host knows the lengths, and waits for nothing.
 """
@@ -19,7 +19,7 @@ from flashplan.flashinfer.quantization import packbits
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Bits of masks that are moved in one operation. It takes 8 bytes of memory for each bit.
+# How many bits of masks are converted at once. This takes 8 bytes of memory for each bit.
 MAX_BITS = 1 << 24
 
 
@@ -37,10 +37,10 @@ def to_words(
     """The mask for `Attention.run`, with mask_begin = 0: [tokens, words] uint32.
 
     Args:
-        batch: whose requests the mask is of.
-        custom_mask: bool, flat: for each request [qo_len, kv_len]; ignored beside
-        packed_custom_mask: uint8: the same as bits, the lowest of a byte first. Each request
-            begins at a byte of its own.
+        batch: the requests that the mask is for.
+        custom_mask: bool, flat: for each request [qo_len, kv_len]; ignored if there is a
+        packed_custom_mask: uint8: the elements of custom_mask as bits, the lowest of a byte first.
+            Each request begins at a byte of its own.
 
     Raises:
         ValueError: the mask has fewer elements than the batch.
@@ -83,7 +83,7 @@ def _fill(words: Tensor, rows: Tensor, is_seen: Callable[..., Tensor]) -> Tensor
     """Sets the bits of words [tokens, words] to is_seen(key, *numbers), and returns them as uint32.
 
     Args:
-        rows: [count, tokens]: the numbers of each token.
+        rows: [count, tokens]: `count` numbers for each token, which is_seen takes.
         is_seen: takes key [keys] and each number as [tokens, 1]: [tokens, keys] bool.
     """
     key = torch.arange(words.shape[1] * 32, device=words.device)
@@ -99,10 +99,10 @@ class Items(NamedTuple):
     """Prompts that are a prefix and items after it, which are scored without seeing each other.
 
     Args:
-        prefix_lens: [batch_size], of one request also []: tokens of the prefix.
-        positions: flat, `stride` for each request: of each token after the prefix, how many tokens
-            of its item it sees. That is 0 for those between items, which see the prefix alone.
-        stride: by which requests lie apart in positions.
+        prefix_lens: [batch_size], for one request also []: tokens of the prefix.
+        positions: flat, `stride` entries for each request: how many tokens of its item each token
+            after the prefix sees. Tokens between items see the prefix alone and have 0.
+        stride: entries of `positions` for each request.
     """
 
     prefix_lens: Tensor
@@ -116,7 +116,7 @@ def items_of(
     token_pos_in_items_len: int,
     max_item_len_ptr: Tensor | None,
 ) -> Items | None:
-    """From the arguments of plan(). The longest items need not be known.
+    """The `Items` that arguments of plan() describe, or None. The longest items are not needed.
 
     Raises:
         ValueError: only one of both tensors is given.

@@ -12,7 +12,7 @@ from flashplan.flashinfer._arguments import is_8_bit, product
 
 
 def kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype in which queries are read: kernels for GPUs have none of float8_e5m2."""
+    """The dtype in which kernels read queries: on GPUs they take no float8_e5m2."""
     is_widened = dtype == torch.float8_e5m2 and device.type == "cuda"
     return torch.bfloat16 if is_widened else dtype
 
@@ -20,8 +20,8 @@ def kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 def take_scales(
     q: Tensor, args: tuple[Any, ...], k_scale: Any, v_scale: Any
 ) -> tuple[bool, Any, Any, Any]:
-    """(whether args are those of q, k and v, scale_q, k_scale, v_scale). Beside queries of 8 bits,
-    three arguments by place are scales: float32 tensors of one element or one for each head."""
+    """(whether args are scales, scale_q, k_scale, v_scale). With queries of 8 bits, three arguments
+    by position are scales of q, k and v: float32 tensors of one element or one for each head."""
     if len(args) != 3 or not is_8_bit(q.dtype):
         return False, None, k_scale, v_scale
     scale_q, scale_k, scale_v = args

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the wrappers over a paged cache have in common: page tables, in buffers for CUDA graphs."""
+"""The base of the wrappers over a paged cache. It keeps page tables, in buffers for CUDA graphs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class PagedWrapper(Wrapper):
     def _set_pages(
         self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, non_blocking: bool
     ) -> None:
-        """Keeps the page table on the device, with CUDA graphs in the buffers."""
+        """Keeps the page table on the device. With CUDA graphs it is copied into the buffers."""
         if self._use_cuda_graph:
             assert self._paged_kv_indptr_buf is not None
             assert self._paged_kv_indices_buf is not None
@@ -87,7 +87,7 @@ class PagedWrapper(Wrapper):
         return tensor.to(self.device, torch.int32, non_blocking)
 
     def _most_mask_words(self) -> int:
-        """A request has at most all pages of the buffer, and a row at most all bits of the mask."""
+        """See Wrapper: a request has at most all pages of the buffer, and all bits of the mask."""
         assert self._shape is not None
         assert self._shape.page_size is not None
         assert self._paged_kv_indices_buf is not None

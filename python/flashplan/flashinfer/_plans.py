@@ -21,7 +21,7 @@ from flashplan.support import workspace_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-# Sets of options whose objects are kept, where no CUDA graph may refer to them.
+# For how many sets of options objects are kept, if no CUDA graph may refer to them.
 MAX_KEPT = 32
 
 
@@ -48,10 +48,10 @@ class Attentions:
 
     Args:
         workspace: the caller's; memory is allocated if it is too small.
-        device: of the tensors.
+        device: the device of the tensors.
         for_graphs: whether CUDA graphs may refer to the objects. Then each new batch is planned at
-            once for all objects that have run, and none is dropped. Else an object is planned
-            before its first run of a batch, and all are dropped when a batch is larger than they.
+            once for all objects that have run, and none is dropped. Otherwise an object is planned
+            before its first run of a batch, and all are dropped when a batch exceeds their bounds.
     """
 
     def __init__(self, workspace: Tensor, device: torch.device, for_graphs: bool) -> None:
@@ -64,7 +64,7 @@ class Attentions:
         self._batch: Batch | None = None
 
     def set_workspace(self, workspace: Tensor) -> None:
-        """For objects that are made from now on, of which there are none yet."""
+        """Sets the workspace of objects, and drops all objects that use the old one."""
         self._workspace = workspace
         self._kept.clear()
 
@@ -97,8 +97,9 @@ class Attentions:
         """An object that is planned for the current batch, to be run.
 
         Args:
-            key: what determines the options.
-            options: makes those of `Attention`, but for bounds, device and workspace.
+            key: a value that is equal for equal options.
+            options: a function that makes the options of `Attention` except bounds, device and
+                workspace.
 
         Raises:
             RuntimeError: there is no batch, or a CUDA graph is being captured and the object was
@@ -111,7 +112,7 @@ class Attentions:
         return planned.attn
 
     def prepare(self, key: Hashable, options: Callable[[], dict[str, Any]]) -> _Planned:
-        """Plans the current batch for these options, if it is not."""
+        """Plans the current batch for these options, unless it is planned for them."""
         if self._batch is None:
             raise RuntimeError("run: expected a plan() before, got none")
         planned = self._kept.get(key)
@@ -125,13 +126,13 @@ class Attentions:
         return planned
 
     def prepare_again(self, key: Hashable) -> None:
-        """Plans the current batch for options that were planned before, if they were."""
+        """Plans the current batch for options for which an earlier batch was planned, if any."""
         planned = self._kept.get(key)
         if planned is not None and planned.generation != self.generation:
             self._plan(planned)
 
     def workspace_bytes(self) -> int:
-        """The most that one of the objects uses."""
+        """Bytes of the workspace that the object with the largest need uses."""
         return max((planned.attn.workspace_bytes for planned in self._kept.values()), default=0)
 
     def _new(self, options: dict[str, Any]) -> _Planned:
@@ -163,10 +164,10 @@ class Attentions:
 
 
 def on_host(*tensors: Tensor) -> list[npt.NDArray[Any]]:
-    """The integers of tensors. Those on a GPU are brought by one copy, for which the host waits.
+    """The integers of tensors. Tensors on a GPU are copied by one copy, for which the host waits.
 
     Raises:
-        TypeError: one is no tensor.
+        TypeError: an argument is no tensor.
     """
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
@@ -184,8 +185,8 @@ def on_host(*tensors: Tensor) -> list[npt.NDArray[Any]]:
 def paged_kv_lens(
     page_indptr: npt.NDArray[Any], last_page_len: npt.NDArray[Any] | None, page_size: int
 ) -> npt.NDArray[Any]:
-    """Keys of each request: (pages - 1) * page_size + last_page_len, without pages 0. Without
-    last_page_len the number of pages.
+    """Keys of each request: (pages - 1) * page_size + last_page_len, 0 without pages. If there is
+    no last_page_len, the number of pages of each request.
 
     Raises:
         ValueError: page_indptr does not ascend, is not one longer than last_page_len, or a last

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashInfer's modes of encoding positions, as variants and rotations of `Attention`."""
+"""Variants and rotations of `Attention` for FlashInfer's modes of encoding positions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def alibi_variant(softcap: float) -> Variant:
 def alibi_arguments(
     num_heads: int, softcap: float, device: torch.device
 ) -> dict[str, Tensor | float]:
-    """Those of run() for the variant."""
+    """The arguments of run() for a variant with ALiBi."""
     arguments: dict[str, Tensor | float] = {"slopes": _slopes(num_heads, device)}
     if softcap > 0:
         arguments["cap"] = softcap
@@ -64,7 +64,7 @@ def widened(
     the buffers of CUDA graphs.
 
     Args:
-        kv_dtype: of k and v, which may hold its bits as uint8.
+        kv_dtype: the dtype of the numbers in k and v, which may be tensors of uint8.
     """
     indices = tables.get("page_indices")
     if indices is not None:
@@ -78,8 +78,8 @@ def widened(
 
 @functools.lru_cache(maxsize=64)
 def _slopes(num_heads: int, device: torch.device) -> Tensor:
-    """Those of Press et al.: a geometric sequence for a power of two of heads, and for the heads
-    after these every other one of the sequence for twice as many."""
+    """The slopes of Press et al.: a geometric sequence for a power of two of heads. Further heads
+    get every other slope of the sequence for twice as many heads."""
     whole = 1 << (num_heads.bit_length() - 1)
     exponents = [8 * (i + 1) / whole for i in range(whole)]
     exponents += [8 * (2 * i + 1) / (2 * whole) for i in range(num_heads - whole)]

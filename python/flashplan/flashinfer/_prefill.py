@@ -107,14 +107,14 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             head_dim_vo: default: head_dim_qk.
             custom_mask: bool, flat: for each request [qo_len, kv_len], whether a query sees a key.
                 It takes the place of causal; window_left hides further keys. Or
-            packed_custom_mask: uint8: the same as bits, the lowest of a byte first. Each request
-                begins at a byte of its own.
-            causal: bottom-right aligned.
+            packed_custom_mask: uint8: the elements of custom_mask as bits, the lowest of a byte
+                first. Each request begins at a byte of its own.
+            causal: whether queries see no keys after themselves (bottom-right aligned).
             prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len: for the scoring of items
                 behind a prefix, which do not see each other: the prefix's length [batch_size]; flat
                 for each request, how many tokens of its item each token after the prefix sees, 0
-                for those between items; and how many of these each request has. They take the place
-                of a mask.
+                for tokens between items; and how many of these numbers each request has. They take
+                the place of a mask.
             pos_encoding_mode: "NONE", "ROPE_LLAMA" or "ALIBI". The log-sum-exp of ALIBI counts
                 positions of queries from the end of the keys.
             fixed_split_size, disable_split_kv: a positive size or True makes the bits of a
@@ -196,14 +196,14 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
                 If page_size is 1, the dimension of page_size may be missing.
             args: with the variant AttentionSink: its sinks [num_qo_heads] and sm_scale; or, with q
                 of 8 bits, scale_q, scale_k and scale_v, float32 [1] or one for each head.
-            q_scale, k_scale: factors of the logits, of caches of any dtype.
+            q_scale, k_scale: factors of the logits, for caches of any dtype.
             v_scale: factor of the output.
             out: [tokens, num_qo_heads, head_dim_vo]: where o is written.
             lse: float32, shaped by lse_layout, written if it is given.
             return_lse: whether to return (o, lse).
             lse_base: "log2", or "ln" for the natural logarithm.
             lse_layout: "NH", [tokens, num_qo_heads], or "HN", [num_qo_heads, tokens].
-            window_left: instead of that of plan().
+            window_left: replaces that of plan().
             sinks: [num_qo_heads] float32 or bfloat16; see `flashplan.Attention.run`.
 
         The other arguments must have their defaults, or are ignored.
@@ -249,7 +249,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         rope_theta: float | None = None,
         return_lse: bool = False,
     ) -> Any:
-        """run() with options that take the place of those of plan()."""
+        """Calls run() with options that replace those of plan()."""
         self._set_options(
             causal,
             pos_encoding_mode,

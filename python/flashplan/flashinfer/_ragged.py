@@ -217,7 +217,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         rope_theta: float | None = None,
         return_lse: bool = False,
     ) -> Any:
-        """run() with options that take the place of those of plan()."""
+        """Calls run() with options that replace those of plan()."""
         self._set_options(
             causal,
             pos_encoding_mode,

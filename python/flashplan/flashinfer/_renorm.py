@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Filters that give probabilities or logits instead of tokens.
 
-flashplan keeps as many elements as a filter names: of equal ones, those with smaller ids.
-FlashInfer also keeps all that are equal to the smallest one, so they are found by their value.
+flashplan keeps as many elements as a filter names, and of equal elements those with smaller ids.
+FlashInfer also keeps all elements that are equal to the smallest kept one. So here elements are
+compared with the smallest one that flashplan keeps.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 import flashplan as fp
 from flashplan.flashinfer._sampling import parameter
 
-# The least sum of probabilities that flashplan takes.
+# The smallest top_p that flashplan takes.
 _LEAST = torch.finfo(torch.float32).tiny
 
 
@@ -28,7 +29,7 @@ def _renormalised(probs: Tensor, is_kept: Tensor) -> Tensor:
 
 
 def top_k_mask_logits(logits: Tensor, top_k: int | Tensor) -> Tensor:
-    """logits [batch, vocab] with -inf for those that are not among the top_k largest.
+    """The top_k largest of logits [batch, vocab]; others become -inf.
 
     Elements that are equal to the smallest one that is kept are kept too.
     """
@@ -51,7 +52,7 @@ def top_p_renorm_probs(
     probs: Tensor, top_p: float | Tensor, is_deterministic: bool = False
 ) -> Tensor:
     """The fewest largest of probs [batch, vocab] with a sum >= top_p, divided by their sum; others
-    become 0. Rows must sum to 1 within 1 %. Of top_p = 0 the largest one is kept.
+    become 0. Rows must sum to 1 within 1 %. With top_p = 0 the largest one is kept.
 
     Elements that are equal to the smallest one that is kept are kept too.
     """

@@ -5,7 +5,7 @@ Heads come in two parts: rope [tokens, heads, rope_dim], which is rotated, and n
 dim], which is not, or None. Keys of one head that is shared, as in multi-head latent attention,
 lack the dimension of heads. FlashInfer's scales are factors: 8-bit number = number * quant_scale,
 or the largest one of the dtype where it is too large. Rotated numbers are rounded to the dtype of
-the input before; FlashInfer's are not, so that one of a hundred may be the 8-bit number beside it.
+the input first. FlashInfer's are not, so about one result of a hundred is a neighbouring number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BACKENDS = ("cuda", "cutile")
 
 
 def _dtype_of(quantize_dtype: torch.dtype | None, *outs: Tensor | None) -> torch.dtype:
-    """The dtype of the results: float8_e4m3fn, if neither it nor an output is given."""
+    """The dtype of the results: quantize_dtype, or that of a given output, or float8_e4m3fn."""
     given = [out.dtype for out in outs if out is not None]
     dtype = quantize_dtype or (given[0] if given else torch.float8_e4m3fn)
     if dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
@@ -66,10 +66,10 @@ def rope_quantize_fp8(
     enable_pdl: bool = False,
     backend: str = "cuda",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`flashplan.apply_rope` by a table, and `flashplan.quantize_fp8`.
+    """Calls `flashplan.apply_rope` with a table, and `flashplan.quantize_fp8`.
 
     Args:
-        q_rope, k_rope, q_nope, k_nope: the two parts of queries and keys; see above.
+        q_rope, k_rope, q_nope, k_nope: the two parts of queries and keys, [tokens, heads, dims].
         cos_sin_cache: [positions, rope_dim] float32: cosines, then sines.
         pos_ids: [tokens], int32 or int64.
         is_neox: pairs are dims (i, i + rope_dim / 2), else (2 i, 2 i + 1).
@@ -173,13 +173,13 @@ def rope_quantize_fp8_append_paged_kv_cache(
     q_nope_out: Tensor | None = None,
     enable_pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`rope_quantize_fp8`, and `append_paged_kv_cache` of its keys, and of v.
+    """Calls `rope_quantize_fp8`, and `append_paged_kv_cache` with the resulting keys and v.
 
     Args:
         v: [tokens, heads, head_dim] of 16 bits; None with keys of one shared head.
-        paged_kv_cache: 8-bit pages (k, v), a head of k being its rope part, then its nope part; of
-            keys of one shared head [pages, page_size, dim] of their nope part, then of their rope
-            part.
+        paged_kv_cache: 8-bit pages (k, v). A head of k is its rope part, then its nope part. With
+            keys of one shared head, a pair of [pages, page_size, dim]: their nope parts, and their
+            rope parts.
         kv_indices, kv_indptr, batch_indices, positions: as in `append_paged_kv_cache`: tokens whose
             batch index is -1 are not appended.
         page_size: that of the caches.

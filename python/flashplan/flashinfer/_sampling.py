@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How sampling functions with FlashInfer's names draw."""
+"""Draws tokens for the sampling functions with FlashInfer's names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STRIDE = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def parameter(name: str, value: Any, rows: Tensor, dtype: torch.dtype) -> Any:
-    """A number or None, or a tensor [batch] of the dtype."""
+    """A parameter: a number, None, or a tensor [batch] converted to the dtype."""
     if not isinstance(value, Tensor):
         return value
     if value.dim() != 1:
@@ -115,7 +115,7 @@ def draw(
     filters = {name: parameter(name, x, rows, _DTYPES[name]) for name, x in filters.items()}
     on_cpu, batch_size = rows.device.type == "cpu", rows.shape[0]
     valid = None
-    if on_cpu:  # where there are errors for NaN, instead of a status
+    if on_cpu:  # flashplan would raise for NaN: such rows become uniform, and are not valid
         valid = ~rows.isnan().any(1)
         rows = torch.where(valid[:, None], rows, 1 / rows.shape[1])
     if "top_p" in filters and "top_k" in filters and not joint:

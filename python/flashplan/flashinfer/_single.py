@@ -61,10 +61,10 @@ def single_prefill_with_kv_cache(
         q: [qo_len, num_qo_heads, head_dim_qk].
         k, v: [kv_len, num_kv_heads, head_dim], with "HND" [num_kv_heads, kv_len, head_dim].
         scale_q, scale_k, scale_v: float32, [1] or one for each head: scales of 8-bit q, k and v,
-            beside k_scale and v_scale.
-        o_dtype: of o, 16 bits; default: that of q, so that it is needed for q of 8 bits.
+            multiplied with k_scale and v_scale.
+        o_dtype: dtype of o, of 16 bits; default: that of q. Needed for q of 8 bits.
         custom_mask: bool [qo_len, kv_len]: whether a query sees a key; takes the place of causal.
-        packed_custom_mask: uint8: the same, flat, as bits, the lowest of a byte first.
+        packed_custom_mask: uint8: custom_mask, flat, as bits, the lowest of a byte first.
         return_lse: whether to return (o, lse), lse [qo_len, num_qo_heads] to base 2.
 
     The other arguments are those of `BatchPrefillWithPagedKVCacheWrapper`.
@@ -75,7 +75,7 @@ def single_prefill_with_kv_cache(
     Raises:
         UnsupportedError: an argument asks for what flashplan can not do.
         ValueError, TypeError: tensors do not fit each other.
-        RuntimeError: while a CUDA graph is captured, if there was no earlier call.
+        RuntimeError: a CUDA graph is being captured, and there was no earlier call of this kind.
     """
     refuse(kv_cache_sf=kv_cache_sf)
     one_of("kv_layout", kv_layout, ("NHD", "HND"))

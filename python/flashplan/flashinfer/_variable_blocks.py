@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Block-sparse attention with blocks of any sizes, other ones for each kv head."""
+"""Block-sparse attention with blocks of any sizes, which may differ between kv heads."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from flashplan.flashinfer._block_wrapper import BlockWrapper, refuse_positions
 
 
 class VariableBlockSparseAttentionWrapper(BlockWrapper):
-    """Attention of all queries over all keys, of which a map for each kv head names the blocks that
-    are looked at. A row of blocks of a head is a request, a key is a page.
+    """Attention within blocks of queries and keys, which a map for each kv head selects. A row of
+    blocks of a head becomes a request, a key a page.
 
     Args:
         float_workspace_buffer: memory on the device of the tensors, used if it is large enough.
@@ -45,12 +45,12 @@ class VariableBlockSparseAttentionWrapper(BlockWrapper):
         q_data_type: torch.dtype | str = "float16",
         kv_data_type: torch.dtype | str | None = None,
     ) -> None:
-        """Plans the blocks, for whose numbers the host waits.
+        """Plans the blocks. The host waits for the map and the sizes of blocks.
 
         Args:
             block_mask_map: bool [num_kv_heads, block rows, block columns]: which blocks are seen.
             block_row_sz, block_col_sz: [num_kv_heads, block rows] and [num_kv_heads, block
-                columns]: queries and keys of each block; of all heads equally many together.
+                columns]: queries and keys of each block; their sums are equal for all heads.
             pos_encoding_mode: "NONE".
 
         Raises:
@@ -105,11 +105,12 @@ class VariableBlockSparseAttentionWrapper(BlockWrapper):
         return_lse: bool = False,
         enable_pdl: bool | None = None,
     ) -> Any:
-        """o [num_qo_heads, queries, head_dim], or (o, lse), lse [num_qo_heads, queries] to base 2.
+        """Runs the planned blocks: o [num_qo_heads, queries, head_dim], or (o, lse).
 
         Args:
             q: [num_qo_heads, queries, head_dim].
             k, v: [num_kv_heads, keys, head_dim].
+            return_lse: whether to return (o, lse), lse [num_qo_heads, queries] to base 2.
         """
         num_heads = self._num_kv_heads
         grouped = q.reshape(num_heads, -1, *q.shape[1:])  # [kv heads, group, queries, dim]
@@ -128,5 +129,5 @@ class VariableBlockSparseAttentionWrapper(BlockWrapper):
 
 
 def _ends(lens: Tensor) -> Tensor:
-    """[n + 1] int32, from lengths [n]."""
+    """Where rows of lengths [n] begin and end: int32 [n + 1]."""
     return torch.nn.functional.pad(lens.cumsum(0), (1, 0)).int()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What FlashInfer's wrappers have in common: options, buffers, and runs of the planned batch."""
+"""The base of FlashInfer's wrappers: options, buffers, and runs of the planned batch."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Shape(NamedTuple):
 
 
 class _PlanModule:
-    """What SGLang takes for the compiled module of a wrapper, to plan by itself."""
+    """Stands for the compiled module of a wrapper, by which SGLang plans without the wrapper."""
 
     def __init__(self, wrapper: Wrapper) -> None:
         self._wrapper = wrapper
 
     def plan(self, *arguments: Any) -> int:
-        """Plans the lengths qo_indptr, kv_indptr and kv_lens, the arguments 3 to 5, on the host.
+        """Plans the lengths qo_indptr, kv_indptr and kv_lens, arguments 3 to 5, counted from 0.
 
         A mask for CUDA graphs is read anew from custom_mask_buf, into which the caller has written
         the bits of this batch.
@@ -80,7 +80,7 @@ class Wrapper:
     """
 
     _is_ragged = False
-    plan: Any  # of the subclasses, each with its own arguments
+    plan: Any  # subclasses define it, each with its own arguments
 
     def __init__(
         self,
@@ -102,13 +102,13 @@ class Wrapper:
         self.device = float_workspace_buffer.device
         self._kv_layout = kv_layout
         self._float_workspace_buffer = float_workspace_buffer
-        # For engines that share it among wrappers.
+        # Engines share these buffers among wrappers. They are not used here.
         self._int_workspace_buffer = torch.empty(16, dtype=torch.uint8, device=self.device)
         self._pin_memory_int_workspace_buffer = torch.empty(16, dtype=torch.uint8)
         self._use_cuda_graph = use_cuda_graph
         self._backend = "fa2" if backend == "auto" else backend
         self._attentions = Attentions(float_workspace_buffer, self.device, use_cuda_graph)
-        self._forward_key: Any = None  # that of the last forward()
+        self._forward_key: Any = None  # _key() of the last forward()
         self._shape: Shape | None = None
         self._num_rows = 0
         self._fixed_batch_size = 0  # with CUDA graphs
@@ -127,7 +127,7 @@ class Wrapper:
     def reset_workspace_buffer(
         self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor
     ) -> None:
-        """Takes other memory. The next run plans its batch anew; graphs must be captured anew."""
+        """Sets other workspaces. The next run plans its batch anew; capture graphs anew."""
         check_aligned("float_workspace_buffer", float_workspace_buffer)
         check_aligned("int_workspace_buffer", int_workspace_buffer)
         self._float_workspace_buffer = float_workspace_buffer
@@ -209,7 +209,7 @@ class Wrapper:
             )
 
     def _fix_bounds(self, batch: Batch) -> None:
-        """With CUDA graphs: no batch has more rows than the first one."""
+        """With CUDA graphs, the first batch sets the bounds: no later one may have more rows."""
         batch_size, num_rows = len(batch.kv_lens), int(batch.qo_indptr[-1])
         if self._bounds is None:
             self._bounds = (batch_size, max(batch_size, num_rows))
@@ -221,8 +221,8 @@ class Wrapper:
             )
 
     def _plan_batch(self, batch: Batch) -> int:
-        """Plans for the options that the next run is likely to have: those of the last forward(),
-        else the current ones."""
+        """Plans a batch for the options that the next run is likely to have: those of the last
+        forward(), or else the current ones."""
         self._num_rows = int(batch.qo_indptr[-1])
         self._attentions.set_batch(batch, self._bounds)
         if self._forward_key is None:
@@ -242,7 +242,7 @@ class Wrapper:
         packed_custom_mask: Tensor | None,
         items: Items | None = None,
     ) -> None:
-        """For runs of this batch. CUDA graphs have a buffer that stays where it is."""
+        """Sets the mask for runs of this batch. CUDA graphs read it from a buffer that stays."""
         if items is not None:
             words = item_words(batch, items, self.device)
         elif custom_mask is not None or packed_custom_mask is not None:
@@ -269,11 +269,11 @@ class Wrapper:
         place.copy_(words.view(torch.int32))
 
     def _most_mask_words(self) -> int:
-        """Words of a row of the mask that CUDA graphs read."""
+        """How many words a row of the mask that CUDA graphs read may need at most."""
         return 0
 
     def _key(self, shape: Shape | None) -> tuple[Any, ...]:
-        """What determines the options of `Attention`."""
+        """A value that is equal for equal options of `Attention`."""
         return (
             shape,
             self._causal,
@@ -321,7 +321,7 @@ class Wrapper:
         }
 
     def _sinks_of(self, args: tuple[Any, ...]) -> Tensor:
-        """Those of FlashInfer's variant AttentionSink are arguments by place, before sm_scale."""
+        """The sinks of FlashInfer's variant AttentionSink, given by position before sm_scale."""
         if not self._takes_sinks or len(args) != 2:
             raise UnsupportedError(
                 "run: expected no arguments of a JIT variant but the sinks and sm_scale of "
@@ -362,7 +362,7 @@ class Wrapper:
             raise ValueError(
                 f"k: expected the kv_data_type of plan(), {shape.kv_dtype}, got {k.dtype}"
             )
-        if out is None and q.shape[0] != self._num_rows:  # rows after those of the plan
+        if out is None and q.shape[0] != self._num_rows:  # q has more rows than were planned
             size = (q.shape[0], shape.num_qo_heads, shape.head_dim_vo)
             out = torch.empty(size, dtype=shape.o_dtype, device=q.device)
         mode = self._pos_encoding_mode
@@ -401,7 +401,7 @@ class Wrapper:
 
 
 def _converted(lse: Tensor, out: Tensor | None, lse_base: str, is_turned: bool) -> Tensor:
-    """lse, to base 2 and [tokens, heads], as the caller wants it."""
+    """Converts lse, [tokens, heads] to base 2, to the base and the layout that the caller wants."""
     if lse_base == "ln":
         lse.mul_(_LN_2)
     if not is_turned:

@@ -75,7 +75,7 @@ class BatchAttention:
         profiler_buffer: Tensor | None = None,
         kv_cache_sf: Any = None,
     ) -> tuple[Tensor, Tensor]:
-        """(o, lse), lse to base 2.
+        """Runs the planned step. Returns (o, lse), lse to base 2.
 
         Args:
             logits_soft_cap: instead of that of plan(), if it is not 0.

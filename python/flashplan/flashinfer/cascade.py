@@ -53,7 +53,7 @@ class MultiLevelCascadeAttentionWrapper:
         float_workspace_buffer, kv_layout, use_cuda_graph: as for
             `BatchPrefillWithPagedKVCacheWrapper`, one of which computes each level.
         qo_indptr_buf_arr, paged_kv_indptr_buf_arr: for CUDA graphs, a buffer for each level.
-        paged_kv_indices_buf_arr, paged_kv_last_page_len_buf_arr: the same.
+        paged_kv_indices_buf_arr, paged_kv_last_page_len_buf_arr: buffers for each level, too.
     """
 
     def __init__(
@@ -123,10 +123,11 @@ class MultiLevelCascadeAttentionWrapper:
         """Plans all levels.
 
         Args:
-            qo_indptr_arr: of each level [groups + 1]: the rows of q that share pages.
-            paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len: of each level the
+            qo_indptr_arr: for each level [groups + 1]: where groups of rows of q begin that have
+                the same pages.
+            paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len: for each level, the
                 pages of the groups.
-            causal: of the last level; all others are seen by all of their rows.
+            causal: for the last level; in all others, rows see all keys of their group.
 
         The other arguments, and the errors, are those of `BatchPrefillWithPagedKVCacheWrapper`.
         """
@@ -180,7 +181,7 @@ def _check_levels(name: str, given: list[Any], num_levels: int) -> None:
 
 
 class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
-    """Decodes of requests that all begin with the same keys, which are no pages."""
+    """Decodes of requests that all begin with the same keys, which are given as tensors."""
 
     def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD") -> None:
         self._batch_decode_wrapper = BatchDecodeWithPagedKVCacheWrapper(
@@ -222,7 +223,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
     def forward(
         self, q: Tensor, k_shared: Tensor, v_shared: Tensor, unique_kv_cache: Cache
     ) -> Tensor:
-        """o [batch_size, num_qo_heads, head_dim], over the keys of all requests and their own."""
+        """Returns o [batch_size, num_qo_heads, head_dim], over shared and own keys of requests."""
         state = single_prefill_with_kv_cache(
             q, k_shared, v_shared, kv_layout=self._kv_layout, return_lse=True
         )
@@ -236,7 +237,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
 
 
 class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
-    """Queries of requests that all begin with the same keys, which are no pages."""
+    """Queries of requests that all begin with the same keys, which are given as tensors."""
 
     def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD") -> None:
         self._batch_prefill_wrapper = BatchPrefillWithPagedKVCacheWrapper(
@@ -289,7 +290,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         rope_scale: float | None = None,
         rope_theta: float | None = None,
     ) -> Tensor:
-        """o [tokens, num_qo_heads, head_dim]; causal is that of the keys of one request each."""
+        """Returns o [tokens, num_qo_heads, head_dim]. causal is for each request's own keys."""
         if not self._planned:
             raise RuntimeError("forward: expected a begin_forward() before, got none")
         if self._q_dtype != q.dtype:

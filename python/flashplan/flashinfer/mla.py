@@ -18,13 +18,13 @@ from flashplan.flashinfer._wrapper import Shape
 
 class BatchMLAPagedAttentionWrapper(PagedWrapper):
     """FlashInfer's wrapper for absorbed multi-head latent attention, over `flashplan.Attention`
-    with shared_kv. On GPUs other than Hopper, and there over 8-bit caches, plan() raises
-    UnsupportedError. It was not run on a GPU yet.
+    with shared_kv. On GPUs other than Hopper, and there over float8_e5m2 caches, plan() raises
+    UnsupportedError. Tests run this wrapper on the CPU alone.
 
     Args:
         float_workspace_buffer: memory on the device of the tensors, used if it is large enough.
         use_cuda_graph: whether plan() copies its tensors into the buffers.
-        qo_indptr, kv_indptr, kv_indices, kv_len_arr: these buffers: int32 [batch_size + 1],
+        qo_indptr, kv_indptr, kv_indices, kv_len_arr: the buffers: int32 [batch_size + 1],
             [batch_size + 1], [most pages] and [batch_size].
         backend: "auto", "fa2" or "fa3", without effect.
     """
@@ -71,7 +71,7 @@ class BatchMLAPagedAttentionWrapper(PagedWrapper):
             kv_indptr, kv_indices: [batch_size + 1] or more, and [pages]: the page table as CSR.
             kv_len_arr: [batch_size]: keys of each request, no more than its pages have.
             head_dim_ckv, head_dim_kpe: latent and rotated dims of a key; the latter may be 0.
-            sm_scale: that of the model, from its head dim before compression.
+            sm_scale: the scale of the model, which follows from its head dim before compression.
             options: FlashInfer's other options. lse_mode, enable_pdl and use_sinks are ignored, and
                 layouts must be "split"; others are refused unless they are None or False.
 
@@ -146,9 +146,9 @@ class BatchMLAPagedAttentionWrapper(PagedWrapper):
             lse: [tokens, num_heads] float32, written if it is given.
             return_lse: whether to return (o, lse), lse to base 2.
             return_lse_base_on_e: whether lse is the natural logarithm.
-            ckv_scale, kpe_scale: real key = scale * stored key, of the latent and of the rotated
-                dims; one that is None is as the other. If they differ, q_pe is multiplied by their
-                quotient, and rounded.
+            ckv_scale, kpe_scale: real key = scale * stored key, for the latent and the rotated
+                dims. If one is None, it has the value of the other. If they differ, q_pe is
+                multiplied by their quotient, and rounded.
             sinks: [num_heads] float32.
 
         The other arguments must have their defaults.

@@ -118,7 +118,7 @@ def _layer_weights(
 
 
 def _scalar(scale: float | torch.Tensor) -> float | torch.Tensor:
-    """A number, or [1]."""
+    """A scale as a number, or as a tensor [1]."""
     if not isinstance(scale, torch.Tensor):
         return scale
     if scale.numel() != 1:

@@ -32,7 +32,8 @@ def append_paged_kv_cache(
     kv_last_page_len: torch.Tensor,
     kv_layout: KvLayout = "NHD",
 ) -> None:
-    """`flashplan.append_paged_kv` by request and position; kv_last_page_len is not needed.
+    """Calls `flashplan.append_paged_kv` with batch_indices and positions; kv_last_page_len is not
+    needed.
 
     Tokens whose batch index is -1 are skipped.
     """
@@ -80,7 +81,7 @@ def append_paged_mla_kv_cache(
 def get_seq_lens(
     kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int
 ) -> torch.Tensor:
-    """Keys of each request: (pages - 1) * page_size + kv_last_page_len, without pages 0."""
+    """Keys of each request: (pages - 1) * page_size + kv_last_page_len, 0 without pages."""
     pages = kv_indptr[1:] - kv_indptr[:-1]
     return torch.where(pages > 0, (pages - 1) * page_size + kv_last_page_len, 0)
 
@@ -100,7 +101,7 @@ def get_batch_indices_positions(
     rows = torch.arange(nnz, dtype=append_indptr.dtype, device=append_indptr.device)
     request = torch.searchsorted(append_indptr, rows, right=True) - 1
     request = torch.where(rows < append_indptr[-1], request, -1)
-    # A length in front of the others, so that there is one for the rows of no request.
+    # A length 0 is put in front of the others, for rows that belong to no request.
     begins = append_indptr - torch.nn.functional.pad(seq_lens, (1, 0))
     position = torch.where(request >= 0, rows - begins[request + 1], 0)
     return _written(request.int(), batch_indices), _written(position.int(), positions)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts beside decodes. Engines that plan by themselves put both into one batch of
-`flashplan.Attention`, which is one launch."""
+"""Prompts and decodes in one call, but in two launches. Engines that plan by themselves put both
+into one batch of `flashplan.Attention`, which is one launch."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class BatchPODWithPagedKVCacheWrapper:
             BatchPrefillWithPagedKVCacheWrapper(part, kv_layout)
             for part in (float_workspace_buffer[:half], float_workspace_buffer[half:])
         )
-        self._is_causal = True  # prompts of the last run
+        self._is_causal = True  # whether the prompts of the last run were causal
 
     def plan(
         self,
@@ -224,7 +224,7 @@ class BatchPODWithPagedKVCacheWrapper:
         decodes (_d), which see all of their keys.
 
         Args:
-            data_type: that of k and v, if kv_data_type is None, and of q if q_data_type is None.
+            data_type: dtype of k and v if kv_data_type is None, and of q if q_data_type is None.
         """
         options: dict[str, Any] = {
             "pos_encoding_mode": pos_encoding_mode,
@@ -238,7 +238,7 @@ class BatchPODWithPagedKVCacheWrapper:
         }
         shape = (num_qo_heads, num_kv_heads, head_dim, page_size)
         lengths = (qo_indptr_p, kv_indptr_p, kv_indices_p, last_page_len_p)
-        # For masks, which come with each run.
+        # Masks come with each run, which then plans the prompts again.
         self._plan_prompts = functools.partial(self._prompts.plan, *lengths, *shape, **options)
         self._has_mask = False
         self._plan_prompts(causal=self._is_causal)
@@ -268,7 +268,7 @@ class BatchPODWithPagedKVCacheWrapper:
         Args:
             custom_mask_p, packed_custom_mask_p: take the place of causal_p. With a mask, each run
                 plans the prompts again.
-            q_scale, k_scale, v_scale: of the decodes.
+            q_scale, k_scale, v_scale: scales for the decodes.
             use_fp16_qk_reduction, enable_pdl: ignored.
 
         The other arguments are those of `BatchPrefillWithPagedKVCacheWrapper.run`.

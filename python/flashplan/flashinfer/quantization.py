@@ -5,7 +5,7 @@ import torch
 
 
 def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
-    """The elements of x, taken flat, as bits of uint8 [ceil(n / 8)]; missing ones are 0.
+    """The elements of x, taken flat, as bits of uint8 [ceil(n / 8)]; the last byte ends with 0s.
 
     bitorder "big" puts the first element into the highest bit of a byte, "little" into the lowest.
     """

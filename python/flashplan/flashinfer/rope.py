@@ -65,8 +65,8 @@ def _llama31(
 
 
 def _positions(indptr: Tensor, offsets: Tensor, num_rows: int) -> Tensor:
-    """Row i of request r has the position offsets[r] + i. Rows of no request have 0, by which they
-    are not rotated."""
+    """The positions of rows: row i of request r has offsets[r] + i. Rows of no request have 0,
+    which leaves them as they are."""
     return get_batch_indices_positions(indptr, offsets + indptr.diff(), num_rows)[1]
 
 
@@ -212,7 +212,7 @@ def apply_rope_with_cos_sin_cache(
     cos_sin_cache: Tensor,
     is_neox: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """`flashplan.apply_rope` by a table.
+    """Calls `flashplan.apply_rope` with a table of cosines and sines.
 
     Args:
         positions: [tokens], int32 or int64.

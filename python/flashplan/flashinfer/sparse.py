@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Block-sparse attention: a row of blocks is a request, a block of columns a page."""
+"""Block-sparse attention: a row of blocks becomes a request, a block of columns a page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["BlockSparseAttentionWrapper", "VariableBlockSparseAttentionWrapper"]
 
 
 class BlockSparseAttentionWrapper(BlockWrapper):
-    """Attention of M queries over N keys, of which blocks of R queries and C keys are looked at.
+    """Attention of M queries over N keys within selected blocks of R queries and C keys.
 
     Args:
         float_workspace_buffer: memory on the device of the tensors, used if it is large enough.
@@ -61,7 +61,7 @@ class BlockSparseAttentionWrapper(BlockWrapper):
             mask: bool [blocks, R, C]: what queries see inside of the blocks; default: everything.
             pos_encoding_mode: "NONE"; positions of keys inside of blocks are not those of the rows.
             o_data_type: dtype of o; "float16", the default, stands for that of q.
-            options: FlashInfer's other ones, which are refused unless they are None or False.
+            options: FlashInfer's other options, which are refused unless they are None or False.
 
         Raises:
             UnsupportedError: an argument asks for what flashplan can not do.
@@ -78,7 +78,7 @@ class BlockSparseAttentionWrapper(BlockWrapper):
         if num_rows * R != M:
             raise ValueError(f"indptr: expected {M // R + 1} elements, got {len(indptr)}")
         self._block_keys = C
-        if mask is not None:  # [blocks, R, C], to rows of all keys of a row of blocks
+        if mask is not None:  # from [blocks, R, C] to rows with all keys of a row of blocks
             ends = indptr.tolist()
             rows = [mask[a:b].transpose(0, 1).flatten() for a, b in zip(ends, ends[1:])]
             mask = torch.cat(rows)
@@ -115,7 +115,7 @@ class BlockSparseAttentionWrapper(BlockWrapper):
         return_lse: bool = False,
         enable_pdl: bool | None = None,
     ) -> Any:
-        """o [M, num_qo_heads, head_dim], or (o, lse), lse [M, num_qo_heads] to base 2.
+        """Runs the planned blocks: o [M, num_qo_heads, head_dim], or (o, lse).
 
         Args:
             q: [M, num_qo_heads, head_dim].

@@ -21,11 +21,11 @@ __all__ = [
 
 
 class TopKTieBreak(IntEnum):
-    """Which of several elements that are equal to the smallest selected one are selected."""
+    """Which elements are selected if several are equal to the smallest selected one."""
 
     NONE = 0  # any
-    SMALL = 1  # those of the smallest indices
-    LARGE = 2  # those of the largest indices
+    SMALL = 1  # those with the smallest indices
+    LARGE = 2  # those with the largest indices
 
 
 def top_k(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What engines take from FlashInfer's utils."""
+"""Functions of FlashInfer's utils that engines import."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def get_compute_capability(device: torch.device) -> tuple[int, int]:
 
 
 def get_device_sm_count(device: torch.device) -> int:
-    """Multiprocessors of a GPU."""
+    """The number of SMs of a GPU."""
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Compiler:
-    """Rules and checks, first those of FlashInfer."""
+    """Holds fusion rules and validity checks, at first those of FlashInfer."""
 
     def __init__(self) -> None:
         self.fusion_rules: list[FusionRule] = []
@@ -28,7 +28,7 @@ class Compiler:
             self.register_fusion_rule(rule)
 
     def register_fusion_rule(self, rule: FusionRule) -> None:
-        """Adds a rule behind those of its prio."""
+        """Adds a rule. It is tried after rules that have the same prio."""
         self.fusion_rules.append(rule)
         self.fusion_rules.sort(key=lambda known: -known.prio)
 
@@ -71,7 +71,7 @@ def compile_pipeline(
     custom_fusion_rules: Iterable[FusionRule] | None = None,
     custom_validity_checks: Iterable[ValidityCheck] | None = None,
 ) -> list[Op]:
-    """`Compiler.compile` with rules and checks beside FlashInfer's."""
+    """Calls `Compiler.compile` with FlashInfer's rules and checks, and further ones."""
     compiler = Compiler()
     for rule in custom_fusion_rules or ():
         compiler.register_fusion_rule(rule)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which operators of a pipeline one operator replaces."""
+"""Rules by which one operator replaces several operators of a pipeline."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from flashplan.flashinfer.logits_processor.operators import (
 
 
 class FusionRule(NamedTuple):
-    """Operators in turn that build() replaces by one.
+    """Consecutive operators that build() replaces by one.
 
     Attributes:
         pattern: their classes, or bases of them.
-        guard: of the operators that the pattern fits, whether to replace them.
-        build: the operator that replaces them.
+        guard: takes operators that fit the pattern, and says whether to replace them.
+        build: takes these operators, and returns the one that replaces them.
         prio: rules with larger ones are tried earlier.
     """
 

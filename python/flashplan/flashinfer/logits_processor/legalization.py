@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the steps of a pipeline to its operators."""
+"""Converts the steps of a pipeline to operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LegalizationError(Exception):
-    """A step does not take what the step before gives, or the first one not the input."""
+    """A step does not take what the step before it returns, or the first step not the input."""
 
 
 def legalize_processors(

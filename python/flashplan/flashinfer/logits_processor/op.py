@@ -24,10 +24,10 @@ class Op(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
-        """kwargs are all arguments of the call of the pipeline."""
+        """Applies the operator. kwargs are all arguments of the pipeline's call."""
 
     def _validate_input_type(self, tensor: TaggedTensor) -> TensorType:
-        """OUT, if the tensor has the type IN."""
+        """Returns OUT. Raises ValueError unless the tensor has the type IN."""
         if tensor.type != self.IN:
             raise ValueError(
                 f"Operator {type(self).__name__} cannot accept input type {tensor.type}. "
@@ -41,7 +41,7 @@ class Op(abc.ABC):
 
 
 class ParameterizedOp(Op):
-    """An operator with parameters, which a call of the pipeline gives, or else its construction."""
+    """An operator with parameters, given by a call of the pipeline or else by the constructor."""
 
     def __init__(self, **default_params: Any) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from flashplan.flashinfer.logits_processor.types import TaggedTensor, TensorType
 
 LOGITS, PROBS, INDICES = TensorType.LOGITS, TensorType.PROBS, TensorType.INDICES
 
-# What a parameter must be that is not a tensor [batch], and how errors say it.
+# For each parameter: a check of a value that is no tensor [batch], and the message if it fails.
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (
         lambda x: isinstance(x, float) and x > 0,
@@ -41,7 +41,7 @@ class _FilterOp(ParameterizedOp):
 
 
 class TemperatureOp(_FilterOp):
-    """logits / temperature, which is a number or [batch]."""
+    """Divides logits by temperature, which is a number or [batch]."""
 
     IN, OUT = LOGITS, LOGITS
 
@@ -76,7 +76,7 @@ class FusedTemperatureSoftmaxOp(_FilterOp):
 
 
 class LogitsTopKOp(_FilterOp):
-    """`top_k_mask_logits`."""
+    """Applies `top_k_mask_logits`."""
 
     IN, OUT = LOGITS, LOGITS
 
@@ -87,7 +87,7 @@ class LogitsTopKOp(_FilterOp):
 
 
 class ProbsTopKOp(_FilterOp):
-    """`top_k_renorm_probs`."""
+    """Applies `top_k_renorm_probs`."""
 
     IN, OUT = PROBS, PROBS
 
@@ -98,7 +98,7 @@ class ProbsTopKOp(_FilterOp):
 
 
 class TopPOp(_FilterOp):
-    """`top_p_renorm_probs`."""
+    """Applies `top_p_renorm_probs`."""
 
     IN, OUT = PROBS, PROBS
 
@@ -124,7 +124,7 @@ class MinPOp(_FilterOp):
 
 
 class _SampleOp(_FilterOp):
-    """Draws a token from each row, of what FILTERS keep.
+    """Draws a token from each row, among the tokens that FILTERS keep.
 
     A call of the pipeline may give indices, generator, and seed with offset, which are those of
     `sampling_from_probs`. deterministic has no effect.
@@ -154,40 +154,40 @@ class _SampleOp(_FilterOp):
 
 
 class LogitsSampleOp(_SampleOp):
-    """`sampling_from_logits`."""
+    """Draws by `sampling_from_logits`."""
 
     IN, OUT = LOGITS, INDICES
 
 
 class ProbsSampleOp(_SampleOp):
-    """`sampling_from_probs`."""
+    """Draws by `sampling_from_probs`."""
 
     IN, OUT = PROBS, INDICES
 
 
 class FusedProbsTopKSampleOp(_SampleOp):
-    """`top_k_sampling_from_probs`."""
+    """Draws by `top_k_sampling_from_probs`."""
 
     IN, OUT = PROBS, INDICES
     FILTERS = ("top_k",)
 
 
 class FusedProbsTopPSampleOp(_SampleOp):
-    """`top_p_sampling_from_probs`."""
+    """Draws by `top_p_sampling_from_probs`."""
 
     IN, OUT = PROBS, INDICES
     FILTERS = ("top_p",)
 
 
 class FusedProbsMinPSampleOp(_SampleOp):
-    """`min_p_sampling_from_probs`."""
+    """Draws by `min_p_sampling_from_probs`."""
 
     IN, OUT = PROBS, INDICES
     FILTERS = ("min_p",)
 
 
 class FusedProbsTopKTopPSampleOp(_SampleOp):
-    """`top_k_top_p_sampling_from_probs` with filter_apply_order="joint"."""
+    """Draws by `top_k_top_p_sampling_from_probs` with filter_apply_order="joint"."""
 
     IN, OUT = PROBS, INDICES
     FILTERS = ("top_k", "top_p")

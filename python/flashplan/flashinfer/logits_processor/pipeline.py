@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 class LogitsPipe:
-    """Steps that are applied in turn.
+    """Steps that are applied one after the other.
 
     Args:
         processors: the steps, at least one.
         compile: fuse operators where rules allow it, for instance TopK and Sample.
         input_type: LOGITS or PROBS; needed if the first step takes both.
-        custom_fusion_rules: rules beside FlashInfer's.
+        custom_fusion_rules: rules in addition to FlashInfer's.
         custom_validity_checks: functions of the operators that raise CompileError.
 
     Raises:
@@ -97,10 +97,10 @@ compiled_ops=[SoftmaxOp -> FusedProbsTopKSampleOp])
     def __call__(self, x: Tensor | TaggedTensor, **kwargs: Any) -> Tensor:
         """Applies the steps to x [batch, vocab], which has the type initial_type if it has none.
 
-        kwargs are the parameters of all steps, as temperature and top_k.
+        kwargs are the parameters of all steps, such as temperature and top_k.
 
         Raises:
-            ValueError: a step fails, for instance for want of a parameter.
+            ValueError: a step fails, for instance because a parameter is missing.
         """
         tensor = x if isinstance(x, TaggedTensor) else TaggedTensor(x, self._initial_type)
         for i, op in enumerate(self.ops if self.compiled_ops is None else self.compiled_ops):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of which a pipeline is described. Each is an operator for logits, for probabilities, or
-one for each of them."""
+"""The steps that describe a pipeline. A step has an operator for logits, for probabilities, or one
+for each of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class LogitsProcessor(abc.ABC):
-    """A step of a pipeline. params are parameters of its operators, for calls that give none."""
+    """A step of a pipeline. params are the parameters of its operators that calls do not give."""
 
     def __init__(self, **params: Any) -> None:
         self.params = params
@@ -74,8 +74,8 @@ class TopK(_Step):
     probabilities become 0, and those that are kept are divided by their sum.
 
     Args:
-        joint_topk_topp: with TopP and Sample behind it in a compiled pipeline, both filters apply
-            to the same probabilities, else TopP to what TopK leaves.
+        joint_topk_topp: if TopP and Sample follow in a compiled pipeline, whether both filters
+            apply to the same probabilities; otherwise TopP applies to what TopK keeps.
     """
 
     OPS = {TensorType.LOGITS: LogitsTopKOp, TensorType.PROBS: ProbsTopKOp}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tensor in a pipeline means."""
+"""The meanings of tensors in a pipeline: logits, probabilities or indices."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators of a pipeline must fulfil."""
+"""Checks of the operators of a pipeline."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ ValidityCheck: TypeAlias = Callable[[list[Op]], None]
 
 
 class CompileError(Exception):
-    """Operators do not form a pipeline."""
+    """The operators do not form a pipeline."""
 
 
 def types_fit(ops: list[Op]) -> None:
-    """Each operator takes what the one before gives, the first logits or probabilities."""
+    """Checks that each operator takes what the one before returns, and the first one logits or
+    probabilities. Raises CompileError."""
     name = type(ops[0]).__name__
     if ops[0].IN not in (TensorType.LOGITS, TensorType.PROBS):
         raise CompileError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashInfer's functions in Triton; those of flashplan are not."""
+"""Functions that FlashInfer has in Triton. Here they are operations of PyTorch and flashplan."""
 
 from flashplan.flashinfer.triton import cascade
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The merges of `flashplan.flashinfer.cascade`, and one of segments."""
+"""The merges of `flashplan.flashinfer.cascade`, and a merge of segments of any lengths."""
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ def variable_length_merge_states(v: Tensor, s: Tensor, indptr: Tensor) -> tuple[
         indptr: [segments + 1].
 
     Returns:
-        v [segments, heads, head_dim] and s [segments, heads]; of an empty segment 0 and -inf.
+        v [segments, heads, head_dim] and s [segments, heads]; an empty segment has 0 and -inf.
     """
     num_segments = len(indptr) - 1
     ids = torch.arange(num_segments, device=v.device)
