@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints what a bug report should say, as `key: value` lines: the version, what was built, the
-machine, the frameworks that are installed, and the variables of the environment that count.
+machine, the installed frameworks, and the environment variables that the library reads.
 
 python -m flashplan.bench measures attention.
 """
@@ -19,7 +19,7 @@ DRIVER = pathlib.Path("/proc/driver/nvidia/version")
 
 
 def report() -> Iterator[str]:
-    """The lines. Frameworks are not imported, which takes seconds: the installed versions count."""
+    """The lines. Versions are read without importing the frameworks, which would take seconds."""
     yield flashplan.show_config().strip()
     yield f"package: {pathlib.Path(flashplan.__file__).parent}"
     yield f"python: {platform.python_version()} ({platform.python_implementation()})"

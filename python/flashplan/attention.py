@@ -43,7 +43,7 @@ class Attention(Runs):
             number than v and o. At most 4096, on a GPU 256, on Hopper 512.
         page_size: tokens per page of the cache; None if k and v are ragged tensors.
         q_dtype: "float16" or "bfloat16", on the CPU also "float32"; or a framework's dtype of that
-            name. Beside an 8-bit cache also "float8_e4m3fn", and on the CPU "float8_e5m2".
+            name. With an 8-bit cache also "float8_e4m3fn", and on the CPU "float8_e5m2".
         kv_dtype: dtype of k and v: that of q (default), "float8_e4m3fn" or "float8_e5m2". With
             shared_kv and head_dim (576, 512) also "fp8_ds_mla", the format of DeepSeek V3.2: keys
             of 656 bytes (uint8), which are 512 float8_e4m3fn, 4 float32 scales of 128 dims each,
@@ -93,8 +93,8 @@ class Attention(Runs):
             kernels, as it does over an 8-bit cache; kernel_name and work_tiles are those of the
             prompts.
         lse_base2: the log-sum-exp that run() writes is a logarithm to base 2, as FlashInfer has it,
-            not the natural one; `merge_states` takes such states with base2=True. Sinks are natural
-            all the same.
+            not the natural one; `merge_states` takes such states with base2=True. Sinks are to base
+            e all the same.
         kernels: "general" or "hopper": every batch runs on a kernel of this group, also where one
             of the other is faster, to compare them. "general" is for every GPU from compute
             capability 8.0 on, and for the CPU; "hopper" for compute capability 9.0 alone. Default:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.compile says of functions that it can not trace."""
+"""Marks functions that torch.compile can not trace, with the reason that it then gives."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -8,7 +8,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def not_traced(instead: str) -> Callable[[_Function], _Function]:
-    """Decorates a function that reads the memory of tensors, which tracing does not have.
+    """Decorates a function that reads the memory of tensors: traced tensors have none.
 
     In a compiled function it breaks the graph; with fullgraph=True, the error of PyTorch gives
     `instead` as the reason. These are the attributes that torch.compiler.disable() sets; setting

@@ -20,14 +20,16 @@ def check_device_data(
     """Waits for the GPU, and checks values of tensors that `run()` does not check there.
 
     For debugging: call it before `run()` or `append_paged_kv()` with their tensors. The values are
-    copied to the host, and raise what they raise on the CPU under the current plan of `attn`. So
-    does a real length that is negative or above the planned one, which `run()` would replace.
+    copied to the host, and checked as `run()` checks them on the CPU, against the current plan of
+    `attn`. A real length that is negative or above the planned one, which `run()` would replace, is
+    an error here.
 
     Args:
         attn: an `Attention` whose plan() was called.
         block_table: the page table, as in `Attention.run`, or
-        page_indptr, page_indices: the same as CSR. The ids of pages that a query of the plan sees
-            must be in [0, num_pages). A page table may be left out beside kv_lens or slot_mapping.
+        page_indptr, page_indices: the page table as CSR. The ids of pages that a query of the plan
+            sees must be in [0, num_pages). No page table is needed to check kv_lens or slot_mapping
+            alone.
         num_pages: pages of the cache. Needed with a page table and with slot_mapping.
         kv_lens: [batch_size] int32: the real lengths, as in `Attention.run`.
         slot_mapping: [tokens] int64, as in `append_paged_kv`: -1, or a slot of the cache.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the filters of `sample` keep: probabilities, and logits."""
+"""The probabilities and the logits of the tokens that the filters of `sample` keep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class FilterOptions(TypedDict, total=False):
-    """The keyword arguments of `filtered_probs` but for `out`."""
+    """The keyword arguments of `filtered_probs` that describe the distribution."""
 
     temperature: float | Tensor | None
     top_k: int | Tensor | None
@@ -58,9 +58,9 @@ def filtered_probs(
 ) -> Any:
     """The distribution that `sample` draws from with these filters, for each row of logits.
 
-    It has the probabilities of what the filters keep, and 0 for the other tokens. They sum to 1 but
-    for 2^-31 for each token of the vocabulary, since they are divided by the sum of the weights
-    that `sample` rounds. Of logits, a probability below 2^-32 of the largest one may become 0.
+    A row has the probabilities of the tokens that the filters keep, and 0 for the other tokens. Its
+    sum differs from 1 by at most vocab * 2^-31, because weights are rounded as in `sample`. If the
+    input is logits, a probability below 2^-32 of the largest one may become 0.
 
     Args:
         logits: [batch, vocab] float32, float16 or bfloat16 (also as uint16 memory), rows at any
@@ -76,7 +76,7 @@ def filtered_probs(
         The probabilities, float32 [batch, vocab].
 
     Raises:
-        ValueError, TypeError: as of `sample`. Nothing was written.
+        ValueError, TypeError: where `sample` raises them. Nothing was written.
 
     Examples:
         >>> fp.filtered_probs(np.array([[0.0, 0.0, -1.0]], np.float32), top_k=2).tolist()
@@ -129,7 +129,7 @@ def top_k_renorm(
         float32 [batch, vocab].
 
     Raises:
-        ValueError, TypeError: as of `filtered_probs`. Nothing was written.
+        ValueError, TypeError: where `filtered_probs` raises them. Nothing was written.
 
     Examples:
         >>> fp.top_k_renorm(np.array([[0.5, 0.25, 0.25]], np.float32), 1).tolist()
@@ -206,7 +206,7 @@ def top_k_mask(
         -inf, or if its top_k is below 1.
 
     Raises:
-        ValueError, TypeError: an argument is malformed, or, on the CPU, a row is such a one.
+        ValueError, TypeError: an argument is malformed, or, on the CPU, a row would become NaN.
             Nothing was written.
 
     Examples:

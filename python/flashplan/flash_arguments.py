@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of FlashAttention's functions: which are refused, and what the others are here."""
+"""Checks the arguments of FlashAttention's functions, and converts them to those of `Attention`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _REFUSED = frozenset(
         "sfv",
     }
 )
-# Keywords of newer forks that only tune a kernel, or say what the tensors say too.
+# Keywords of newer forks that only tune a kernel, or repeat what the tensors tell.
 _IGNORED = frozenset(
     {
         "backend",
@@ -56,7 +56,7 @@ _IGNORED = frozenset(
 
 
 def refuse_others(function: str, others: dict[str, Any]) -> None:
-    """UnsupportedError for a keyword of a fork that has a value, TypeError for an unknown one."""
+    """Raises UnsupportedError if a keyword of a fork has a value, TypeError if one is unknown."""
     for name, value in others.items():
         if name not in _REFUSED and name not in _IGNORED:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
@@ -65,7 +65,7 @@ def refuse_others(function: str, others: dict[str, Any]) -> None:
 
 
 def refuse(**arguments: Any) -> None:
-    """UnsupportedError for the first one that is not None, False or 0."""
+    """Raises UnsupportedError for the first argument that is not None, False or 0."""
     for name, value in arguments.items():
         if value is None or (not isinstance(value, Tensor) and value == 0):
             continue
@@ -75,7 +75,7 @@ def refuse(**arguments: Any) -> None:
 
 
 def one_of(first: str, a: Any, second: str, b: Any) -> Any:
-    """The value of an argument that has two names."""
+    """The value of an argument that has two names. Raises ValueError if both are given."""
     if a is not None and b is not None:
         raise ValueError(f"{first}: expected it or {second}, got both")
     return a if b is None else b
@@ -99,8 +99,8 @@ def attention_options(
     softcap: float,
     out: Tensor | None,
 ) -> dict[str, Any]:
-    """The options of `Attention`. Queries of 8 bits have outputs of the dtype of `out`, by default
-    bfloat16."""
+    """The options of `Attention` for these tensors. With queries of 8 bits the dtype of o is that
+    of `out`, by default bfloat16."""
     o_dtype = q.dtype
     if is_8_bit(q):
         o_dtype = torch.bfloat16 if out is None else out.dtype
@@ -118,8 +118,8 @@ def attention_options(
 
 
 def scale(name: str, scales: Tensor | None, narrow: Tensor) -> float | Tensor:
-    """The scale of 8-bit queries or caches, from [batch_size, num_kv_heads] that is the same for
-    all sequences. Scales of 16-bit tensors are ignored, as in FlashAttention."""
+    """The scale of 8-bit queries or caches. `scales` is [num_kv_heads], or [batch_size,
+    num_kv_heads] with equal rows. Scales of 16-bit tensors are ignored, as in FlashAttention."""
     if scales is None or not is_8_bit(narrow) or scales.numel() == 0:
         return 1.0
     if scales.dim() == 2:

@@ -5,10 +5,10 @@
 
 The functions take the arguments of FlashAttention 2, in its order, and by keyword those of
 FlashAttention 3 and of the forks in vLLM and SGLang. They plan by themselves: layers of one step
-share a plan. What flashplan can not do raises UnsupportedError, which names the argument. What only
-tunes another library is ignored: `deterministic` (results always are), `num_splits`, `pack_gqa`,
-`sm_margin`, `scheduler_metadata`, `fa_version`, `ver`. Keywords that only newer forks have, such as
-`score_mod` and `rel_bias`, may be None.
+share a plan. What flashplan can not do raises UnsupportedError, which names the argument. Arguments
+that only tune FlashAttention are ignored: `deterministic` (results always are), `num_splits`,
+`pack_gqa`, `sm_margin`, `scheduler_metadata`, `fa_version`, `ver`. Keywords that only newer forks
+have, such as `score_mod` and `rel_bias`, may be None.
 
 Each thread keeps objects of `Attention` for the kinds of calls that it has made, and a workspace
 for each GPU. Calls of a thread on several streams wait for each other; replays of CUDA graphs do
@@ -50,7 +50,7 @@ from flashplan.flash_runs import heads_first, in_batches, run_equal, run_rows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# What programs compare that look for FlashAttention 2.
+# Programs that look for FlashAttention 2 compare its version.
 __version__ = "2.8.3"
 __all__ = [
     "flash_attn_func",
@@ -100,10 +100,11 @@ def flash_attn_func(
         q, k, v: [batch_size, tokens, heads, head_dim]; k and v may have other numbers of tokens and
             heads than q.
         causal: the last query sees all keys, those before it fewer (bottom-right aligned).
-        window_size: (left, right): keys before and after a query that it sees, -1 for all.
+        window_size: (left, right): how many keys before and after its position a query sees, -1
+            for all.
         alibi_slopes: [heads] or [batch_size, heads] float32: slope * the distance of query and key
-            is subtracted from logits. It and a window to the right are compiled at their first
-            use, as a `flashplan.Variant`. It allows no softcap.
+            is subtracted from logits. Slopes, and a window to the right, are compiled at their
+            first use, as a `flashplan.Variant`. Slopes allow no softcap.
         return_softmax_lse, return_lse: whether to return (o, lse), lse [batch_size, heads, tokens]
             float32.
         s_aux, sinks, learnable_sink: [heads]; see `flashplan.Attention.run`.
@@ -120,7 +121,7 @@ def flash_attn_func(
     Raises:
         UnsupportedError: an argument asks for what flashplan can not do.
         ValueError, TypeError: tensors do not fit each other, or require grad.
-        RuntimeError: while a CUDA graph is captured, if there was no earlier call.
+        RuntimeError: a CUDA graph is being captured, and there was no earlier call of this kind.
 
     Examples:
         >>> q, k = torch.ones(2, 3, 8, 64), torch.ones(2, 30, 2, 64)
@@ -216,8 +217,8 @@ def flash_attn_varlen_func(
         k, v: ragged [kv_tokens, kv_heads, head_dim], or with block_table pages [num_pages,
             page_size, kv_heads, head_dim].
         cu_seqlens_q: [batch_size + 1]: the rows of q at which sequences begin and end.
-        cu_seqlens_k: the same of k; with block_table only the differences count, which are
-            the lengths.
+        cu_seqlens_k: [batch_size + 1]: the rows of k at which sequences begin and end; with
+            block_table only their differences count, which are the lengths of keys.
         seqused_k: [batch_size]: lengths of keys, instead of those of cu_seqlens_k.
         max_seqlen_q, max_seqlen_k: the largest lengths.
         block_table, page_table: [batch_size, max_pages] int32; ids behind a length may be anything.

@@ -69,7 +69,7 @@ def flash_attn_with_kvcache(
     return_lse: bool = False,
     **others: Any,
 ) -> Any:
-    """Attention over a cache, paged or with a place for each sequence, after appending to it.
+    """Appends to a cache, which is paged or has a row for each sequence, and attends over it.
 
     The host does not wait for the GPU: the call is planned for the longest sequences that the cache
     or the block table can hold, and the lengths are read on the device. After one call with the
@@ -84,14 +84,14 @@ def flash_attn_with_kvcache(
             [cache_batch_size, cache_len, kv_heads, head_dim]. Written if k is given.
         k, v: [batch_size, new_tokens, kv_heads, head_dim], or with cu_seqlens_k_new ragged, which
             are written to the cache behind the first cache_seqlens tokens of each sequence.
-        rotary_cos, rotary_sin: [places, rotary_dim / 2], only with k, and not ragged: q and k
-            are rotated by their places, from cache_seqlens on, before k is written. Without a mask
-            all queries of a sequence are rotated by cache_seqlens, as in FlashAttention.
-        rotary_interleaved: whether dims 2 i and 2 i + 1 turn together, or i and i + rotary_dim / 2.
+        rotary_cos, rotary_sin: [positions, rotary_dim / 2], only with k, and not ragged: q and k
+            are rotated by their positions, from cache_seqlens on, before k is written. Without a
+            mask all queries of a sequence are rotated by cache_seqlens, as in FlashAttention.
+        rotary_interleaved: whether pairs are dims 2 i and 2 i + 1, or i and i + rotary_dim / 2.
         cache_seqlens: [batch_size], or one for all: tokens in the cache, without those of k;
             default: the cache is full.
-        cache_batch_idx: [batch_size]: the place of each sequence in a cache without block table;
-            default: in order.
+        cache_batch_idx: [batch_size]: the row of each sequence in a cache without block table;
+            default: sequence i has row i.
         block_table, page_table: [batch_size, max_pages] int32; ids behind a length may be anything,
             as in padded rows of length 0.
         cu_seqlens_q: [batch_size + 1]: the rows of q at which sequences begin and end.

@@ -21,7 +21,7 @@ _FARTHEST = 1 << 24
 
 @functools.lru_cache(maxsize=64)
 def _variant(right: int, has_slopes: bool, has_ranges: bool) -> Variant:
-    """A window of `right` keys after the query (-1: no end), and ALiBi's bias.
+    """A variant with a window of `right` keys after the query (-1: no end), and ALiBi's bias.
 
     Args:
         has_ranges: whether keys after the window are skipped, which needs lengths on the host.
@@ -47,7 +47,7 @@ def mask_options(
     num_heads: int,
     has_host_lengths: bool,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(options of `Attention`, arguments of its run).
+    """Masks and biases as (options of `Attention`, arguments of its run()).
 
     Args:
         alibi_slopes: [num_heads] or [batch_size, num_heads].

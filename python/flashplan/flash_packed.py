@@ -13,12 +13,12 @@ from flashplan.flash_arguments import check_dims
 if TYPE_CHECKING:
     from types import ModuleType
 
-# FlashAttention 2, its module of functions, and FlashAttention 3.
+# The modules that programs import: FlashAttention 2, its module of functions, and FlashAttention 3.
 _NAMES = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn_interface")
 
 
 def _functions() -> ModuleType:
-    """flashplan.flash_attn, imported late, as it imports this module."""
+    """flashplan.flash_attn. It is imported here, because it imports this module."""
     from flashplan import flash_attn
 
     return flash_attn

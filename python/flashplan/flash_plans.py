@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the functions of `flashplan.flash_attn` keep between calls, which have no plan() of their
-own: plans, a workspace, and lengths that were copied to the host."""
+"""Plans, a workspace, and lengths that were copied to the host: the functions of
+`flashplan.flash_attn` keep them between calls, since they have no plan() of their own."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 # qo_indptr, kv_lens and kv_indptr of `Attention.plan`.
 Lengths: TypeAlias = tuple[list[int], list[int], list[int] | None]
 
-# Kinds of calls (options, and bounds that are powers of two) whose objects are kept. An object that
-# a CUDA graph runs is kept for ever and not counted.
+# How many objects of `Attention` are kept, one for each kind of calls: options, and bounds that are
+# powers of two. An object that a CUDA graph runs is kept for ever and not counted.
 MAX_KEPT = 64
-# Layers of one step may have different lengths, as encoders and decoders have.
+# How many copies of lengths are kept. Layers of one step may have different lengths, as those of
+# encoders and decoders.
 MAX_LENGTHS = 8
 
 
@@ -34,15 +35,15 @@ def is_capturing(device: torch.device) -> bool:
 
 
 def power_of_two(number: int) -> int:
-    """The smallest one that is >= number and >= 1."""
+    """The smallest power of two that is >= number."""
     return 1 << max(number - 1, 0).bit_length()
 
 
 def large_enough(workspace: Tensor | None, num_bytes: int, device: torch.device) -> Tensor:
-    """The workspace, if it has so many bytes, else a new one."""
+    """`workspace` if it has at least num_bytes, else a new one."""
     if workspace is not None and workspace.nbytes >= num_bytes:
         return workspace
-    # Not an inference tensor, whichever mode the caller is in.
+    # Makes an ordinary tensor, even if the caller is in inference mode.
     with torch.inference_mode(False):
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
@@ -72,8 +73,8 @@ class _Copied:
 
 
 def _state(tensor: Tensor) -> tuple[int, int, torch.Size]:
-    """What differs after PyTorch has written to the tensor; those of inference mode do not count
-    writes."""
+    """A value that differs after PyTorch has written to the tensor, unless it was made in inference
+    mode: such tensors do not count writes."""
     version = -1 if tensor.is_inference() else tensor._version
     return tensor.data_ptr(), version, tensor.shape
 
@@ -99,14 +100,15 @@ class Plans(threading.local):
     ) -> Attention:
         """An Attention that is planned for `step`. Steps that are equal have equal lengths.
 
-        While a CUDA graph is captured, that of an earlier call with the same step is taken, and
-        never planned again.
+        While a CUDA graph is captured, this returns the object of an earlier call with the same
+        step, which is never planned again.
 
         Args:
-            device: of the tensors.
-            options: those of `Attention`, but for bounds, device and workspace.
-            bounds: requests and rows of q in this step.
-            step, lengths: what distinguishes the lengths, and a function that lists them.
+            device: the device of the tensors.
+            options: the options of `Attention` except bounds, device and workspace.
+            bounds: the numbers of requests and of rows of q in this step.
+            step: a value that is equal for equal lengths.
+            lengths: a function that returns the lengths.
             mask_begin: with custom_mask: as in `Attention.plan`.
 
         Raises:
@@ -142,14 +144,16 @@ class Plans(threading.local):
         return kept.attn
 
     def _new(self, device: torch.device, options: dict[str, Any]) -> Attention:
-        """All objects of a device share a workspace. Those made before it grew keep the old one."""
+        """A new Attention. All objects of a device share a workspace; when it becomes too small,
+        new objects get a larger one, and earlier objects keep the old one."""
         num_bytes = workspace_bytes(**options, device=device)
         workspace = large_enough(self._workspaces.get(device), num_bytes, device)
         self._workspaces[device] = workspace
         return Attention(**options, device=device, workspace=workspace)
 
     def _wait_for_last_stream(self, device: torch.device) -> None:
-        """Runs that share a workspace must not overlap."""
+        """Orders the current stream behind the last one: runs that share a workspace must not
+        overlap."""
         if device.type != "cuda":
             return
         stream = torch.cuda.current_stream(device)
@@ -159,9 +163,9 @@ class Plans(threading.local):
         self._streams[device] = stream
 
     def on_host(self, *tensors: Tensor) -> list[list[int]]:
-        """The values of tensors, flat: of those on a GPU by one copy, for which the host
-        waits. They are remembered until a tensor is written to, so that the layers of a step share
-        the copy. Not to be called in a capture.
+        """The values of each tensor as a flat list. Tensors on a GPU are copied by one copy, for
+        which the host waits. The values are remembered until a tensor is written to, so that the
+        layers of a step share the copy. Must not be called in a capture.
         """
         if all(tensor.device.type == "cpu" for tensor in tensors):
             return [tensor.flatten().tolist() for tensor in tensors]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashAttention's rotation of queries and new keys by their places in a cache."""
+"""FlashAttention's rotation of queries and new keys by their positions in a cache."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def rotated(
     is_interleaved: bool,
     is_masked: bool,
 ) -> tuple[Tensor, Tensor]:
-    """(q, k), rotated: token i of k to the place kv_lens + i of its sequence.
+    """(q, k), rotated. Token i of k has the position kv_lens + i in its sequence.
 
     Args:
         q, k: [batch_size, tokens, heads, head_dim]; numbers of tokens and heads may differ.
-        rotary_cos, rotary_sin: [places, rotary_dim / 2].
+        rotary_cos, rotary_sin: [positions, rotary_dim / 2].
         kv_lens: [batch_size] int32: keys before those of k.
         is_interleaved: whether dims 2 i and 2 i + 1 are a pair, or i and i + rotary_dim / 2.
-        is_masked: whether there is a causal mask or a window. Then token i of q has the place
-            kv_lens + i, else each token of q has kv_lens.
+        is_masked: whether there is a causal mask or a window. Then token i of q has the position
+            kv_lens + i, else all tokens of q have the position kv_lens.
     """
     for name, table in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
         check_dims(name, table, 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the functions of `flashplan.flash_attn` plan and run, once their arguments are checked."""
+"""Plans and runs for the functions of `flashplan.flash_attn`, which have checked the arguments."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def run_equal(
     options: dict[str, Any],
     **tensors: Any,
 ) -> Any:
-    """o, or (o, lse), of rows [tokens, heads, head_dim], equally many of each sequence.
+    """Attention of rows [tokens, heads, head_dim], equally many of each sequence: o, or (o, lse).
 
     Args:
         lengths: batch size, rows of q and keys of each sequence; with kv_lens the most keys.
-        options: those of `Attention` that follow from the arguments.
+        options: the options of `Attention` except bounds, device and workspace.
         tensors: the other arguments of `Attention.run`.
     """
     batch_size, qo_len, _ = lengths
@@ -65,10 +65,10 @@ def run_rows(
     block_table: Tensor | None,
     **tensors: Any,
 ) -> Any:
-    """o, or (o, lse), of rows [tokens, heads, head_dim] that belong to sequences of any lengths.
+    """Attention of rows [tokens, heads, head_dim] of sequences of any lengths: o, or (o, lse).
 
     Where a paged cache is read by equally many queries of each sequence, the lengths of keys are
-    read on the device. Else those on a GPU are copied to the host, which waits for them.
+    read on the device. Otherwise lengths on a GPU are copied to the host, which waits for them.
 
     Args:
         ends: cu_seqlens_q, and cu_seqlens_k, seqused_k or both.
@@ -121,8 +121,8 @@ def append(
     block_table: Tensor,
     scales: tuple[float | Tensor, float | Tensor],
 ) -> Tensor:
-    """Writes new keys and values behind those of each sequence, and returns the new lengths. New
-    ones of 16 bits are divided by the scale of an 8-bit cache."""
+    """Writes new keys and values behind those of each sequence, and returns the new lengths. For an
+    8-bit cache, new keys and values of 16 bits are divided by the cache's scales."""
     k, v = new
     for name, tensor in (("k", k), ("v", v)):
         check_dims(name, tensor, 4 if indptr is None else 3)
@@ -154,7 +154,7 @@ def in_batches(results: Any, batch_size: int, qo_len: int) -> Any:
 
 
 def heads_first(results: Any) -> Any:
-    """lse as [heads, tokens]."""
+    """o, or (o, lse) with lse transposed to [heads, tokens]."""
     if not isinstance(results, tuple):
         return results
     o, lse = results

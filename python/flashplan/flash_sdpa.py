@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flash attention of torch.nn.functional.scaled_dot_product_attention on GPUs, by flashplan."""
+"""Makes flashplan the flash attention of torch.nn.functional.scaled_dot_product_attention."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _backward(*_arguments: Any, **_more: Any) -> None:
 
 
 def _no_dropout(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Seed, offset and mask of a dropout that is none."""
+    """The seed, offset and mask of dropout that PyTorch expects, for no dropout."""
     return (
         torch.zeros(2, dtype=torch.uint64, device=device),
         torch.zeros((), dtype=torch.uint64, device=device),
@@ -80,7 +80,7 @@ def dense_forward(
     *,
     scale: float | None = None,
 ) -> Any:
-    """aten::_scaled_dot_product_flash_attention, of [batch_size, heads, tokens, head_dim]."""
+    """Computes aten::_scaled_dot_product_flash_attention: [batch_size, heads, tokens, head_dim]."""
     _refuse_gradients(query, key, value)
     refuse(dropout_p=dropout_p, return_debug_mask=return_debug_mask)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
@@ -116,8 +116,8 @@ def forward(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
 ) -> Any:
-    """aten::_flash_attention_forward: [batch_size, tokens, heads, head_dim], or with cum_seq_q
-    ragged [tokens, heads, head_dim]."""
+    """Computes aten::_flash_attention_forward of [batch_size, tokens, heads, head_dim], or with
+    cum_seq_q of ragged [tokens, heads, head_dim]."""
     _refuse_gradients(query, key, value)
     refuse(dropout_p=dropout_p, return_debug_mask=return_debug_mask, alibi_slopes=alibi_slopes)
     left, right = (-1 if size is None else size for size in (window_size_left, window_size_right))

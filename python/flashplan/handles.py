@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that stand for objects in PyTorch's operators and XLA's calls, which take none of Python.
+"""Numbers that stand for Python objects in PyTorch's operators and XLA's calls.
 
-`Attention` and `AttentionOnDevices` have such a number, and `Rope`.
+These take no Python objects. `Attention`, `AttentionOnDevices` and `Rope` have such a number.
 """
 
 import itertools

@@ -24,11 +24,11 @@ from flashplan.ops import append_paged_kv
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    # A function that gets the one of transformers and returns the one to put there instead.
+    # Takes a function of transformers, and returns the function that replaces it.
     _Replacement = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _PACKAGE = "transformers.generation.continuous_batching"
-# Modules of that package that ask whether an implementation takes batches without masks.
+# Modules of that package that ask whether an implementation takes lengths instead of masks.
 _ASKING = ("cache", "continuous_api", "initialization")
 # Keywords of layers in a batch that attention does not need.
 _UNUSED = (
@@ -47,7 +47,8 @@ class Batches:
 
     def __init__(self, runner: Any) -> None:
         self._cache = runner.cache
-        # Bounds of every batch: objects that a CUDA graph runs are never made again.
+        # Bounds for every batch: an Attention that a CUDA graph runs can not be replaced by a
+        # larger one.
         self._bounds: dict[str, Any] = {
             "max_batch_size": runner.cb_config.max_requests_per_batch,
             "max_qo_tokens": runner.cache.max_batch_tokens,
@@ -60,7 +61,7 @@ class Batches:
 
         Args:
             inputs: ContinuousBatchingIOs or ContinuousBatchingAsyncIOs.
-            num_requests: with those that pad the batch, which have length 0.
+            num_requests: the number of requests, including those of length 0 that pad the batch.
         """
         self._stream = inputs.compute_stream
         pairs = getattr(inputs, "io_pairs", None)
@@ -166,8 +167,8 @@ _of_runners: weakref.WeakKeyDictionary[Any, Batches] = weakref.WeakKeyDictionary
 
 
 def take(arguments: dict[str, Any]) -> dict[str, Any] | None:
-    """Removes the keywords of a batch from those of a layer. Returns the ones that `attention`
-    needs, or None where the layer computes no batch of `generate_batch`."""
+    """Removes the keywords that describe a batch from those of a layer. Returns the ones that
+    `attention` needs, or None if the layer does not compute a batch of `generate_batch`."""
     if _current.batches is None:
         return None
     lengths = (arguments.pop("cu_seq_lens_q"), arguments["cu_seq_lens_k"])
@@ -183,7 +184,7 @@ def take(arguments: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def attention(*arguments: Any, **options: Any) -> Tensor:
-    """`Batches.run` of the batch that this thread computes."""
+    """Calls `Batches.run` for the batch that this thread computes."""
     assert _current.batches is not None
     return _current.batches.run(*arguments, **options)
 
@@ -232,7 +233,8 @@ def _uses(name: str, config: Any) -> bool:
 
 
 def _asked(name: str) -> _Replacement:
-    """Transformers asks this for "no masks, and lengths as keywords"."""
+    """Replaces is_flash_attention_requested(), by which transformers asks whether an implementation
+    takes lengths as keywords instead of masks: the one of this name does."""
 
     def replacement(original: Callable[..., bool]) -> Callable[..., bool]:
         def is_flash_attention_requested(
@@ -250,8 +252,8 @@ def _asked(name: str) -> _Replacement:
 
 
 def _keeping_block_tables(name: str, initialization: Any) -> _Replacement:
-    """Decodes read pages where all layers have full attention, on any device. Transformers would
-    look for FlashAttention's function and for CUDA."""
+    """Replaces a function that decides whether decodes read pages. They do if all layers have full
+    attention, on any device; transformers also requires FlashAttention's function and CUDA."""
 
     def replacement(original: Callable[..., None]) -> Callable[..., None]:
         def ensure(config: Any, cb_config: Any, user_requested: bool) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The masks that `flashplan.transformers` gives to models: descriptions of which keys are seen."""
+"""The masks that `flashplan.transformers` gives to models, which describe what each query sees."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _key_ranges(
     """[first, end) of the keys of each sequence, counted from kv_offset; None if there are gaps."""
     if attention_mask is None:
         return [[0, kv_length]] * batch_size
-    keys = attention_mask[:, kv_offset : kv_offset + kv_length].bool()  # those behind are masked
+    keys = attention_mask[:, kv_offset : kv_offset + kv_length].bool()  # later keys are hidden
     if keys.shape[1] == 0:
         return [[0, 0]] * batch_size
     count = keys.sum(1)

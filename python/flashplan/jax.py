@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _DTYPES = (
     "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int32", "int64", "uint32",
-    "uint8",  # of "fp8_ds_mla"
+    "uint8",  # for "fp8_ds_mla"
 )  # fmt: skip
 
 __all__ = ["AttentionOnDevices", "append_paged_kv", "on_devices", "run"]
@@ -52,10 +52,10 @@ def on_devices(attn: Attention, devices: Sequence[Any]) -> AttentionOnDevices:
     """An Attention for each device of one program, with the options of `attn`, for run().
 
     Args:
-        attn: its options are taken. Its heads are those of one device: n devices have n times as
-            many. It is not used otherwise.
-        devices: of `jax.devices()`, each once, of this process, all GPUs or all of the CPU as that
-            of `attn`.
+        attn: only its options are used. Its heads are those of one device: n devices have n times
+            as many.
+        devices: devices of this process out of `jax.devices()`, each once. All are GPUs or all are
+            CPU devices, like the device of `attn`.
 
     Returns:
         An object that has devices, options and plan(), which plans the same step on all devices.
@@ -71,15 +71,15 @@ def on_devices(attn: Attention, devices: Sequence[Any]) -> AttentionOnDevices:
 
 
 def _given(arguments: dict[Argument, ArrayLike | None]) -> tuple[dict[Argument, Any], np.int64]:
-    """The arrays that are given, and a bit for each place where one is. The core reads optional
-    arguments in the order of `arguments`."""
+    """The arrays that are given, and a number of which bit i says whether array i is given. The
+    core reads optional arguments in the order of `arguments`."""
     bits = sum(1 << i for i, array in enumerate(arguments.values()) if array is not None)
     given = {name: array for name, array in arguments.items() if array is not None}
     return given, np.int64(bits)
 
 
 def _scale(name: str, scale: Any) -> tuple[np.float32, ArrayLike | None]:
-    """A number, and an array that the kernels read, or None: the scale is their product."""
+    """A scale as a number, and an array that the kernels read or None. It is their product."""
     if isinstance(scale, (jax.Array, np.ndarray)):
         return np.float32(1.0), scale.ravel()
     return np.float32(to_float(name, scale)), None
@@ -95,7 +95,7 @@ def _heads_of_cache(hnd: bool) -> int:
 
 
 def _check_arrays(arrays: dict[Argument, Any]) -> None:
-    """The call itself knows the arrays by their places alone."""
+    """Checks dtypes and ranks. The call of XLA could not name a wrong array: it knows no names."""
     for argument, array in arrays.items():
         shape = np.shape(array)
         if not 1 <= len(shape) <= 4:

@@ -30,7 +30,7 @@ from flashplan import _core
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """`heads` is the dimension that may be divided among devices; None: there is none."""
+    """`heads`: the dimension that may be divided among devices; None: the array has none."""
 
     name: str
     heads: int | None = None
@@ -45,9 +45,10 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """All of a call but the arrays. JAX needs it to be hashable.
+    """A call of XLA without its arrays. JAX needs it to be hashable.
 
-    `devices`: those on which programs may call. Empty: any one device; None: any devices.
+    `devices`: the devices of programs that may make the call. Empty: any one device; None: any
+    devices.
     """
 
     target: str
@@ -64,9 +65,9 @@ def is_local() -> bool:
 
 
 def check_mesh(devices: frozenset[Any] | None) -> None:
-    """Inside shard_map, raises ValueError if its mesh has more or fewer devices than a Call.
+    """Inside shard_map, raises ValueError if its mesh does not fit `devices` of a `Call`.
 
-    So it does if the mesh has axes that shard_map leaves to XLA.
+    The mesh must have as many devices, and no axes that shard_map leaves to XLA.
     """
     if not is_local():
         return
@@ -113,7 +114,8 @@ def _lower_check(context: Any, array: Any, *, devices: frozenset[Any] | None) ->
     return [array]
 
 
-# Returns its argument. JAX knows the devices of a program only when it lowers the program.
+# An operation that returns its argument. Its lowering checks the devices of the program, which JAX
+# does not know before.
 _checked_p: Any = Primitive("flashplan_check_devices")
 _checked_p.def_impl(lambda array, **_: array)
 _checked_p.def_abstract_eval(lambda array, **_: array)
@@ -132,7 +134,7 @@ def _call_on_each_device(call: Call, *arrays: Array) -> tuple[Array, ...]:
     return tuple(results)
 
 
-# JAX does not say their types.
+# JAX declares no types for these names.
 _array_mapping: Any = ArrayMapping
 _group: Any = CompoundFactor
 _partition_spec: Any = PartitionSpec
@@ -151,10 +153,10 @@ def _mapping(prefix: str, shape: Sequence[int], heads: int | None, num_kv_heads:
 def _sharding_rule(
     call: Call, mesh: Mesh, arguments: Sequence[Any], results: Sequence[Any]
 ) -> SdyShardingRule:
-    """Called when a program for several devices is lowered: heads may be divided.
+    """JAX calls this when it lowers a program for several devices: heads may be divided.
 
-    Other dimensions of arguments may be, too, as far as the rule says: so that _partition() sees
-    that they are, instead of XLA gathering them.
+    The rule allows to divide other dimensions of arguments, too. Otherwise XLA would gather such
+    arrays on each device; now _partition() sees that they are divided, and refuses them.
     """
     _check_devices(call.devices, list(mesh.devices.flat))
     sizes = [
@@ -187,7 +189,7 @@ def _heads_over(axes: Any, heads: int | None, num_dims: int) -> PartitionSpec:
 
 
 def _axes_of_heads(dimensions: Iterable[int | None], specs: Iterable[Any]) -> Any:
-    """The axes of the mesh over which the first array whose heads are divided has them, or None."""
+    """The axes of the mesh over which heads are divided, by the first array with divided heads."""
     for heads, spec in zip(dimensions, specs):
         if heads is not None and spec is not None and spec[heads] is not None:
             return spec[heads]
@@ -218,14 +220,15 @@ def _divided(call: Call, mesh: Any, axes: Any) -> tuple[NamedSharding, ...]:
 def _infer_sharding(
     call: Call, mesh: Mesh, arguments: Sequence[Any], _results: Sequence[Any]
 ) -> tuple[NamedSharding, ...]:
-    """Called instead of _sharding_rule() if JAX uses GSPMD, not Shardy. XLA aborts if it raises."""
+    """JAX calls this instead of _sharding_rule() if it uses GSPMD and not Shardy. It must not
+    raise, because XLA would then abort the process."""
     dimensions = [argument.heads for argument in call.arguments]
     specs = [getattr(array.sharding, "spec", None) for array in arguments]
     return _divided(call, mesh, _axes_of_heads(dimensions, specs))
 
 
 def _partition(call: Call, mesh: Mesh, arguments: Sequence[Any], results: Sequence[Any]) -> Any:
-    """Called when a program for several devices is compiled: what each of them calls."""
+    """JAX calls this when it compiles a program for several devices. Returns what each calls."""
     dimensions = [argument.heads for argument in call.arguments]
     dimensions += [result.heads for result in call.results]
     specs = [array.sharding.spec for array in (*arguments, *results)]
@@ -286,6 +289,6 @@ def _refuse_gradient(call: Call, _primals: Any, _tangents: Any) -> NoReturn:
     )
 
 
-# Compiled, since arrays that are not traced may be divided, too.
+# Compiled by jit, because arrays outside of a compiled function may be divided, too.
 call_xla: Any = jax.custom_jvp(jax.jit(_call_xla, static_argnums=0), nondiff_argnums=(0,))
 call_xla.defjvp(_refuse_gradient)

@@ -20,8 +20,8 @@ def pack_mask(bools: npt.ArrayLike) -> npt.NDArray[np.uint32]:
         GPU copy it there, with torch.from_numpy(words).cuda() for example.
 
     Raises:
-        TypeError: not of bool, or not on the host.
-        ValueError: not of two dimensions.
+        TypeError: bools has another dtype than bool, or is not on the host.
+        ValueError: bools does not have two dimensions.
 
     Examples:
         >>> fp.pack_mask([[True, False, True], [True, True, False]])
@@ -30,7 +30,7 @@ def pack_mask(bools: npt.ArrayLike) -> npt.NDArray[np.uint32]:
     """
     try:
         array = np.asarray(bools)
-    except Exception as error:  # of a framework: not on the host, not an array
+    except Exception as error:  # frameworks raise various types for tensors on a GPU
         raise TypeError(
             f"bools: expected an array of bool on the host, got {type(bools).__name__} ({error})"
         ) from None

@@ -26,7 +26,7 @@ def parts(name: str, tensor: Any, tail: Any = None) -> tuple[Any, Any]:
 
 
 def _stored_dtype(cache: Any, kv_dtype: MlaDType | None) -> _core.DType:
-    """What a cache of uint8 or uint16 stores."""
+    """The dtype of the values in a cache of dtype uint8 or uint16."""
     if kv_dtype is not None:
         return to_dtype("kv_dtype", kv_dtype, MLA_DTYPES)
     if dtype_name(getattr(cache, "dtype", "")) != "uint8":
@@ -73,10 +73,10 @@ def append_mla(
             large become the largest one. 1 with "fp8_ds_mla".
         norm_weight: [C] of kv_c's dtype or float32.
         eps: added to the mean square by the normalisation.
-        rope: which of the R dims turn, and how fast.
+        rope: which of the R dims are rotated, and by which angles.
         positions: [tokens] int32 or int64, with `rope`: as in `apply_rope`.
-        q_pe: [tokens, num_heads, R] of kv_c's dtype, with `rope`: rotated in place, of tokens that
-            are skipped too.
+        q_pe: [tokens, num_heads, R] of kv_c's dtype, with `rope`: rotated in place, also for tokens
+            that are skipped.
         stream: as in `Attention`; default: the current one of cache's framework. None on the CPU.
 
     Raises:
@@ -157,11 +157,12 @@ def gather_mla(
         block_table: [at least batch_size, max_pages] int32 page ids.
         kv_indptr: [batch_size + 1] int32, ascending: rows kv_indptr[r] to kv_indptr[r + 1] - 1 of
             the result are those of request r.
-        starts: [batch_size] int32: the token of each request that its first row is; default: 0.
-        out: [at least kv_indptr[batch_size], C + R], or a pair of [..., C] and [..., R], written:
-            the dtype of the cache, and of 8-bit caches float32, float16 or bfloat16. Other rows are
-            left as they are. Default, on the CPU only, where the number of rows is known: a new
-            tensor in cache's framework, of 8-bit caches bfloat16.
+        starts: [batch_size] int32: the token of each request that is copied to its first row;
+            default: 0.
+        out: [at least kv_indptr[batch_size], C + R], or a pair of [..., C] and [..., R], written.
+            It has the dtype of the cache; with an 8-bit cache float32, float16 or bfloat16. Rows
+            behind the last request are left as they are. Default, on the CPU only, where the number
+            of rows is known: a new tensor in cache's framework, bfloat16 with an 8-bit cache.
         scale: real key = scale * stored key.
         kv_dtype: what a cache of uint8 or uint16 stores, as in `append_mla`.
         stream: as in `Attention`; default: the current one of cache's framework. None on the CPU.
@@ -185,7 +186,7 @@ def gather_mla(
     """
     latent, tail = parts("cache", cache)
     stored = _stored_dtype(latent, kv_dtype)
-    finish = None  # makes the caller's kind of tensor of a new one
+    finish = None  # converts a new output to the caller's kind of tensor
     if out is None:
         out, finish = _new_rows(latent, tail, kv_indptr, stored)
     out_latent, out_tail = parts("out", out)
@@ -206,7 +207,7 @@ def gather_mla(
 
 
 def _new_rows(latent: Any, tail: Any, kv_indptr: Any, stored: _core.DType) -> tuple[Any, Any]:
-    """As new_output() for gather_mla()."""
+    """A new output for gather_mla(), with what new_output() returns besides."""
     if getattr(kv_indptr, "__dlpack_device__", lambda: (1, 0))()[0] != 1:
         raise TypeError(
             "out: expected a tensor on a GPU, where the number of rows is not known, got None"
@@ -219,6 +220,6 @@ def _new_rows(latent: Any, tail: Any, kv_indptr: Any, stored: _core.DType) -> tu
         dims += shape_of(tail)[-1]
     try:
         rows = max(0, int(kv_indptr[-1]))
-    except (TypeError, IndexError, ValueError):  # which the core refuses
+    except (TypeError, IndexError, ValueError):  # the core will refuse this kv_indptr
         rows = 0
     return new_output(latent, (rows, dims), name)

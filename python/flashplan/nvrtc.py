@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where pip has installed NVRTC, which compiles variants and rotations for GPUs."""
+"""Finds the NVRTC that pip has installed. It compiles variants and rotations for GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _has_looked = False
 
 
 def find_nvrtc() -> None:
-    """Tells the core of the library of the package nvidia-cuda-nvrtc, if there is one. Once."""
+    """Tells the core where the package nvidia-cuda-nvrtc has its library, once per process."""
     global _has_looked
     if _has_looked:
         return

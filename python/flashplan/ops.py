@@ -100,7 +100,7 @@ def append_paged_kv(
         indptr: [batch_size + 1] int32: row indptr[r] of k and v is the first one of request r.
         kv_lens: [batch_size] int32: the length of each request after the append.
         block_table: the page table, as in `Attention.run`, or
-        page_indptr, page_indices: the same as CSR.
+        page_indptr, page_indices: the page table as CSR.
         slot_mapping: [at most tokens] int64, instead of indptr, kv_lens and a page table:
             page * page_size + row in page, or -1 to skip a token. No two tokens may have the same
             slot. On a GPU, tokens with a slot outside of the caches are skipped too.
@@ -188,13 +188,13 @@ def rope_append_paged_kv(
             ragged by indptr.
         k, v: [tokens, num_kv_heads, head_dim] of q's dtype; v may have another head_dim.
         k_cache, v_cache: as in `append_paged_kv`, of one dtype: q's or an 8-bit float.
-        rope: which dims turn, and how fast.
+        rope: which dims are rotated, and by which angles.
         out_q: shaped like q, written; q itself, or memory apart from all arguments; default: a new
             tensor in q's framework. Rows that belong to no request are not written.
 
-    The other arguments are those of `append_paged_kv`, but for `slot_mapping`, `batch_indices` and
-    `positions`: positions follow from the lengths. With these, call `apply_rope` and then
-    `append_paged_kv`.
+    The other arguments are those of `append_paged_kv` except `slot_mapping`, `batch_indices` and
+    `positions`, since positions follow from the lengths. If you need these three, call `apply_rope`
+    and then `append_paged_kv`.
 
     Returns:
         q, rotated.

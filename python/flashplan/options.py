@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names and defaults of the options, checked and handed to the core."""
+"""The names and defaults of the options. Checks options, and converts them for the core."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashplan.types import Device, FloatDType, KernelGroup, KvDType, KvLayout, 
 from flashplan.values import DTYPES, MLA_DTYPES, is_hnd, to_bool, to_dtype, to_float, to_int
 from flashplan.variant import Variant
 
-# Of which one exists where NVIDIA's driver is loaded: on Linux, in WSL.
+# Files of which one exists if NVIDIA's driver is loaded: the first on Linux, the second in WSL.
 GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")
 
 
@@ -47,7 +47,7 @@ class Options(TypedDict, total=False):
 def to_cuda_device(device: Any) -> int | None:
     """The index of a CUDA device, None for the CPU. By default the first GPU, if there is one.
 
-    A name, or a device of PyTorch, CuPy or JAX.
+    `device`: a name, or a device of PyTorch, CuPy or JAX.
     """
     if device is None:
         if _core.cuda_device_count():
@@ -56,7 +56,7 @@ def to_cuda_device(device: Any) -> int | None:
             _warn_of_unused_gpu()
         return None
     text = str(device)
-    if hasattr(device, "id"):  # of CuPy, where all are GPUs, or of JAX
+    if hasattr(device, "id"):  # a device of CuPy, which are all GPUs, or of JAX
         platform = getattr(device, "platform", "gpu")
         index = getattr(device, "local_hardware_id", None)
         text = "cpu" if platform == "cpu" else f"cuda:{device.id if index is None else index}"
@@ -72,7 +72,7 @@ _has_warned = False
 
 
 def _warn_of_unused_gpu() -> None:
-    """Once per process."""
+    """Warns once per process that there is a GPU which this build can not use."""
     global _has_warned
     if _has_warned:
         return
@@ -143,7 +143,7 @@ def make_options(
         options.kv_dtype = to_dtype("kv_dtype", kv_dtype, MLA_DTYPES if shared_kv else DTYPES)
     if o_dtype is not None:
         options.o_dtype = to_dtype("o_dtype", o_dtype)
-    elif not options.q_dtype.name.startswith("float8"):  # with 8-bit queries the core's default
+    elif not options.q_dtype.name.startswith("float8"):  # for 8-bit queries the core chooses
         options.o_dtype = options.q_dtype
     options.causal = to_bool("causal", causal)
     options.window_left = to_int("window_left", window_left)
@@ -156,7 +156,7 @@ def make_options(
     if softmax_scale is not None:
         options.softmax_scale = to_float("softmax_scale", softmax_scale)
     options.softcap = number = to_float("softcap", softcap)
-    if number != 0 and options.softcap == 0:  # which would turn it off
+    if number != 0 and options.softcap == 0:  # rounded to 0, which would turn the softcap off
         raise ValueError(f"softcap: expected 0 or a normal float32 > 0, got {softcap}")
     if variant is not None:
         if not isinstance(getattr(variant, "_core", None), _core.Variant):
@@ -188,7 +188,7 @@ def make_options(
 def options_from(
     num_qo_heads: int, num_kv_heads: int, head_dim: int | tuple[int, int], options: Options
 ) -> _core.Options:
-    """make_options() of options that a caller passes on; TypeError for an unknown name."""
+    """Calls make_options() with a caller's keyword arguments. TypeError for an unknown name."""
     for name in options:
         if name not in Options.__annotations__:
             known = ", ".join(Options.__annotations__)

@@ -23,7 +23,8 @@ _MEMORY = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8
 
 
 def _cupy_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """A format that CuPy lacks has the dtype of `like`, if of its name, or else one of _MEMORY."""
+    """A new CuPy array. For a format that CuPy lacks, it has the dtype of `like` if that has the
+    format's name, else the dtype in _MEMORY."""
     import cupy  # pyright: ignore[reportMissingImports]
 
     kind: Any = _MEMORY.get(dtype, dtype)
@@ -34,7 +35,8 @@ def _cupy_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def _numpy_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """A format that NumPy lacks gets the dtype of ml_dtypes, or without it that in _MEMORY."""
+    """A new NumPy array. For a format that NumPy lacks, it has the dtype of ml_dtypes, or if this
+    is not installed the dtype in _MEMORY."""
     if getattr(getattr(like, "dtype", None), "name", None) == dtype:
         return np.empty(shape, like.dtype)
     if dtype in _MEMORY:
@@ -77,7 +79,7 @@ def shape_of(tensor: Any) -> tuple[int, ...]:
     """The shape of a tensor; (0,) for anything else, which the core then refuses."""
     try:
         return tuple(map(operator.index, tensor.shape)) or (0,)
-    except (AttributeError, TypeError, RuntimeError):  # of a class; of PyTorch's nested tensors
+    except (AttributeError, TypeError, RuntimeError):  # as of a class, or of a nested tensor
         return (0,)
 
 
@@ -104,8 +106,8 @@ def given_or_new(
 def new_output(
     like: Any, shape: tuple[int, ...], dtype: str | None = None
 ) -> tuple[Any, Callable[[Any], Any]]:
-    """An uninitialised tensor that the core can write, in the framework, default: the dtype, of
-    `like`.
+    """An uninitialised tensor that the core can write, in the framework of `like`, and by default
+    of its dtype.
 
     Returns:
         The tensor, and a function to call with it once it is written, which returns the caller's
@@ -126,8 +128,8 @@ def new_output(
 
 
 def given_or_kept(name: str, out: Any, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """The output that the caller gave, or a new one that can be written more than once: JAX has
-    none, TypeError."""
+    """The output that the caller gave, or a new one that can be written more than once. Raises
+    TypeError for JAX, which has no such arrays."""
     if out is not None:
         return out
     if _core.framework_of(like) == "jax":

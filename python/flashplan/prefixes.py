@@ -28,7 +28,7 @@ def find_shared_prefixes(
         qo_indptr, kv_lens: as for `Attention.plan`.
         page_size: tokens per page.
         block_table: [batch_size, max_pages] int32 on the host, or
-        page_indptr, page_indices: the same as CSR, [batch_size + 1] and [num_ids] int32.
+        page_indptr, page_indices: the page table as CSR, [batch_size + 1] and [num_ids] int32.
 
     Returns:
         int32 [n, 3] for shared_prefixes of `Attention.plan`, with rows (first_request,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of calls in a profile of PyTorch, where FLASHPLAN_PROFILE asks for them."""
+"""Makes calls events in profiles of PyTorch, if the variable FLASHPLAN_PROFILE asks for them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def event(name: str) -> Callable[[_Function], _Function]:
     """Decorates a function: its calls are events `name` of torch.profiler.
 
-    They are ranges of NVTX, too, below torch.autograd.profiler.emit_nvtx(). Without the variable
-    the function stays as it is, so it costs nothing.
+    Within torch.autograd.profiler.emit_nvtx() they are ranges of NVTX, too. If the variable is not
+    set, the function stays as it is, so the decorator costs nothing.
     """
 
     def decorated(function: _Function) -> _Function:

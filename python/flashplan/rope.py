@@ -20,9 +20,9 @@ from flashplan.values import to_bool, to_dtype, to_float, to_int
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """Rotary position embedding: which dims of a head turn, and how fast.
+    """Rotary position embedding: which dims of a head are rotated, and by which angles.
 
-    Pair i of the rotary_dim / 2 pairs turns by position * theta^(-2 i / rotary_dim) radians,
+    Pair i of the rotary_dim / 2 pairs is rotated by position * theta^(-2 i / rotary_dim) radians,
     changed by `scaling`.
 
     Args:
@@ -41,9 +41,10 @@ class Rope:
         beta_fast, beta_slow: "yarn": dims of fewer rotations than beta_slow are scaled, of more
             than beta_fast they are not. If all dims make more rotations than that (a small theta
             with a long original_length), none is scaled; transformers then scales all.
-        truncate: "yarn": whether these two dims are rounded, outwards; gpt-oss does not.
-        attention_factor: "yarn", frequencies: factor of cos and sin, a normal float32 > 0; default:
-            with "yarn" 1 + ln(scale) / 10 for scale > 1, else 1.
+        truncate: "yarn": whether the two dims at which scaling begins and ends are rounded,
+            outwards; those of gpt-oss are not.
+        attention_factor: with "yarn" or `frequencies`: factor of cos and sin, a normal float32 > 0;
+            default: with "yarn" 1 + ln(scale) / 10 for scale > 1, else 1.
         mscale, mscale_all_dim: "yarn": DeepSeek's form of attention_factor, m(mscale) /
             m(mscale_all_dim) with m(x) = 1 + x ln(scale) / 10. Both or none, and not together with
             attention_factor.
@@ -83,12 +84,12 @@ class Rope:
         """The rotation of a model of Hugging Face transformers.
 
         Args:
-            config: the model's configuration, such as `LlamaConfig`; of a model with a nested one,
-                that of its text.
-            layer_type: of a model whose layers rotate in different ways, such as
+            config: the model's configuration, such as `LlamaConfig`; if it is nested, its text
+                configuration.
+            layer_type: needed if layers rotate in different ways: the type of layers, such as
                 "sliding_attention" of Gemma 3.
-            length: of "longrope" and "dynamic", whose frequencies depend on it: the longest
-                sequence, in tokens; default: one as short as the model was first trained on.
+            length: for "longrope" and "dynamic", whose frequencies depend on it: the longest
+                sequence, in tokens; default: the length that the model was first trained on.
 
         Raises:
             ValueError: layer_type is missing, or none that the model has.
@@ -176,15 +177,15 @@ def apply_rope(
     k_scale: float | Tensor = 1.0,
     stream: Stream | None = None,
 ) -> tuple[TensorT, TensorT]:
-    """Rotates the queries and keys of tokens by their positions, in float32.
+    """Rotates queries and keys by the positions of their tokens, in float32.
 
     Args:
         q: [tokens, num_qo_heads, head_dim] float32, float16 or bfloat16 (also as uint16 memory).
         k: [tokens, num_kv_heads, head_dim] of q's dtype.
         positions: [tokens] int32 or int64, within ±2^40: beyond, angles are wrong by more than 1e-4
             radians. They are checked on the CPU.
-        rope: which dims turn, and how fast; or
-        cos_sin_cache: [positions, rotary_dim] float32, a table as that of FlashInfer: row p has the
+        rope: which dims are rotated, and by which angles; or
+        cos_sin_cache: [positions, rotary_dim] float32, a table like FlashInfer's: row p has the
             cosines of all rotary_dim / 2 pairs at position p, then their sines. rotary_dim is even,
             and at most 512. Positions outside of the table are an error on the CPU; on a GPU their
             tokens are not rotated.
@@ -194,7 +195,7 @@ def apply_rope(
             arguments; default: new tensors in q's framework.
         out_dtype: q's, float8_e4m3fn or float8_e5m2; default: q's. 8-bit results are those of
             `quantize_fp8` of the rotated q and k. It also says what outputs of uint8 store.
-        q_scale, k_scale: with 8-bit results: by what q and k are divided, normal numbers > 0 or
+        q_scale, k_scale: with 8-bit results: q and k are divided by these, normal numbers > 0 or
             float32 tensors [1] or [num_kv_heads] on q's device. Neighbouring heads of q belong to
             one kv head.
         stream: as in `Attention`; default: the current one of q's framework. None on the CPU.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of a `Rope` from the configuration of a model of Hugging Face transformers."""
+"""Reads the arguments of a `Rope` from a model configuration of Hugging Face transformers."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def rope_arguments(config: Any, layer_type: str | None, length: int | None) -> d
 
 
 def _parameters(config: Any, layer_type: str | None) -> dict[str, Any]:
-    """The parameters of RoPE of one kind of layer. Before transformers 5 `rope_theta` was not among
-    them, but a value of the configuration itself."""
+    """The parameters of RoPE for one kind of layer. Before transformers 5 they do not contain
+    `rope_theta`, which is a value of the configuration itself."""
     found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     by_layer = {name: value for name, value in found.items() if isinstance(value, dict)}
     if by_layer:

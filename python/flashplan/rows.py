@@ -74,7 +74,7 @@ def add_rmsnorm(
     Args:
         x, residual: [..., n] of one dtype and shape, as x of `rmsnorm`, written.
         out: shaped like x; where the norm is written, instead of to x, which stays as it is.
-        out_dtype: of `out`, as in `rmsnorm`.
+        out_dtype: the dtype of `out`, as in `rmsnorm`.
 
     The other arguments are those of `rmsnorm`.
 
@@ -107,7 +107,7 @@ def layernorm(
     """((x - mean) / sqrt(variance + eps) * weight + bias) / scale, over the last dimension.
 
     Args:
-        bias: [n] of the dtype of weight, without a weight of x's; None: nothing is added.
+        bias: [n] of the dtype of weight, or of x's dtype without a weight; None: nothing is added.
 
     The other arguments and the result are those of `rmsnorm`.
 
@@ -127,7 +127,7 @@ def layernorm(
 def _output(
     out: TensorT | None, x: TensorT, out_dtype: Any, shape: tuple[int, ...] | None = None
 ) -> tuple[Any, Callable[[Any], TensorT], Any]:
-    """The output, what makes the result of it, and the dtype that it stores, if it was named."""
+    """The output, a function that converts it to the result, and the core's dtype of out_dtype."""
     stored = None if out_dtype is None else to_dtype("out_dtype", out_dtype)
     return *given_or_new(out, x, shape, None if stored is None else stored.name), stored
 
@@ -193,7 +193,7 @@ def gelu_tanh_and_mul(
     scale: float = 1.0,
     stream: Stream | None = None,
 ) -> TensorT:
-    """`silu_and_mul` with gelu by tanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
+    """`silu_and_mul` with x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) in place of silu.
 
     Examples:
         >>> fp.gelu_tanh_and_mul(np.array([[1.0, 2.0]], np.float32)).round(3).tolist()

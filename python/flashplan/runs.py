@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `Attention` does with the tensors of a layer: run(), and bind() for many runs."""
+"""The part of `Attention` that runs layers: run(), and bind() for many runs on the same memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Runs:
     """The part of `Attention` that executes a plan, whatever batch it was made for.
 
     Args:
-        plan: what run() and calls of bind() execute, as it is at the call.
-        variant: that of the plan's options, which says how its arguments are packed.
+        plan: the plan that run() executes, and that bound runs execute, in its current state.
+        variant: the variant in the plan's options; it packs its arguments of a run.
     """
 
     def __init__(self, plan: _core.Plan, variant: Variant | None) -> None:
@@ -157,7 +157,7 @@ class Runs:
                 DeepSeek's share the rotated dims; k then has the other dims. GPUs
                 refuse it for keys of up to 128 dims, and Hopper's kernels with a variant or rope.
             block_table: [batch_size, max_pages] int32 page ids of each request, or
-            page_indptr, page_indices: the same as CSR, [batch_size + 1] and [num_ids] int32.
+            page_indptr, page_indices: the page table as CSR, [batch_size + 1] and [num_ids] int32.
                 An id that no query sees may be anything. On the CPU a visible id outside of the
                 cache is an error; on a GPU its keys have the weight 0, and run() checks only that
                 block_table has enough columns for the longest request of the plan. "What the
@@ -171,12 +171,12 @@ class Runs:
                 captured run reads the lengths when it is replayed. None with a variant that has a
                 key_range, which belongs to the planned lengths.
             topk_indices: [tokens, 1 to topk] int32 on the device, with topk and instead of a page
-                table: the keys that each token sees, page * page_size + row in page. Others than of
-                the cache, such as -1, are skipped; a key that is listed twice counts twice. The
-                first min(topk, kv_len) entries count, with the kv_len of plan(); on the CPU a key
-                behind them is an error.
+                table: the keys that each token sees, page * page_size + row in page. Entries that
+                name no key of the cache, such as -1, are skipped; a key that is listed twice counts
+                twice. The first min(topk, kv_len) entries count, with the kv_len of plan(); on the
+                CPU a key behind them is an error.
             topk_lens: [tokens] int32 on the device: how many entries of each list count; default:
-                all. The others may be anything.
+                all. Later entries may be anything.
             mask: [tokens, words] uint32, with custom_mask: bit j % 32 of word j // 32 of row t says
                 whether query t sees key mask_begin + j of its request. All queries see the keys
                 before mask_begin. causal and window_left hide further keys.
@@ -203,15 +203,15 @@ class Runs:
                 of its launch. Results are the same: tensors are read and written only when all
                 kernels before it have ended. Captured graphs keep it.
             variant_arguments: the tensors of the variant, contiguous and of the dtypes that it
-                names, and those of its scalars that differ from their defaults. A captured run
+                names, and scalars of the variant that differ from their defaults. A captured run
                 keeps the values of the scalars.
 
         All tensors are on one device. A uint8 or uint16 tensor is read as the dtype in the options
         (sinks: as bfloat16), for frameworks that lack this dtype (CuPy: bfloat16 as uint16, 8-bit
         caches as uint8).
         Negated views of PyTorch, such as x.conj().imag, are refused: pass their resolve_neg().
-        Those of as_strided() and torch._neg_view() are not recognised: their memory is read as it
-        is. There is no backward pass: tensors of PyTorch that require grad are refused where
+        Negated views of as_strided() and torch._neg_view() are not recognised: their memory is read
+        as it is. There is no backward pass: tensors of PyTorch that require grad are refused where
         gradients are recorded, so use torch.no_grad(). JAX arrays must have values: under jit and
         vmap call flashplan.jax.run.
 
@@ -236,7 +236,7 @@ class Runs:
         own = packed_arguments(self._variant, variant_arguments)
         q, q_tail = parts("q", q)
         k, k_tail = parts("k", k, k_tail)
-        finish_o = finish_lse = None  # make the caller's kind of tensor of a new output
+        finish_o = finish_lse = None  # these convert new outputs to the caller's kind of tensor
         if out is None:
             shape = (self._plan.num_tokens, *self._o_heads_and_dim)
             out, finish_o = new_output(q, shape, self._o_dtype)
@@ -345,10 +345,10 @@ class Runs:
     ) -> Any:
         """Prepares a run() on tensors that stay the same from step to step.
 
-        bind() imports the tensors once, where run() imports them at each call. So a call of the
-        result takes less time on the host. Otherwise it does what run() does with these arguments:
-        it executes the plan that is current at the call, on the values that the tensors have then,
-        with the same checks. A call may be captured into a CUDA graph.
+        bind() imports the tensors once, while run() imports them at each call. So a call of the
+        function that bind() returns takes less time on the host. Otherwise it does what run() does
+        with these arguments: it executes the plan that is current at the call, on the values that
+        the tensors have then, with the same checks. A call may be captured into a CUDA graph.
 
         Args: those of run() except `stream`, which each call takes: `call(stream=None)`.
 
@@ -408,6 +408,6 @@ class Runs:
         return self._plan.bind(tensors, pdl, own, (out, lse) if return_lse else out)
 
 
-# Errors about arguments name the class that users have.
+# Python's own errors about arguments then name the class Attention, which users know.
 for _method in (Runs.run, inspect.unwrap(Runs.run), Runs.bind):
     _method.__qualname__ = f"Attention.{_method.__name__}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was built, and the CPU engine's threads."""
+"""Tells what was built, and sets the number of the CPU engine's threads."""
 
 from flashplan import _core
 from flashplan.values import to_int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From logits to tokens."""
+"""Draws tokens from logits."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def softmax(
 ) -> Any:
     """softmax(logits / temperature) of each row, in float32.
 
-    A logit weighs 0 if its difference from the row's largest one is beyond float32, as that of 3e38
-    and -3e38.
+    A logit gets the probability 0 if its difference from the row's largest logit overflows float32,
+    as that of 3e38 and -3e38.
 
     Args:
         logits: [batch, vocab] float32, float16 or bfloat16 (also as uint16 memory), rows at any
             stride.
         temperature: a finite number > 0, or a float32 tensor [batch]; default: 1. On a GPU the
-            values of a tensor are not checked: the row of another value has no meaning.
+            values of a tensor are not checked: rows with other values have meaningless results.
         out: [batch, vocab] float32 or of logits' dtype, written; logits itself, or memory apart
             from it; default: a new float32 tensor in logits' framework.
         stream: as in `Attention`; default: the current one of logits' framework. None on the CPU.
@@ -219,10 +219,10 @@ def sample(
         return_logprobs: also return the logarithms of the tokens' probabilities.
         logprobs_of: "filtered": the distribution that tokens are drawn from; "raw": that of the
             logits, without temperature, bias or filter.
-        top_logprobs: n, from 1 to 256 and the vocabulary: also return the n likeliest tokens of
-            that distribution, the likeliest first and equal ones by id, and their
-            log-probabilities; implies return_logprobs. Where fewer tokens have a probability above
-            0, the last ids are -1 and their log-probabilities -infinity.
+        top_logprobs: n, from 1 to 256 and at most the vocabulary: also return the n likeliest
+            tokens of the distribution that logprobs_of names, the likeliest first and equal ones by
+            id, and their log-probabilities; implies return_logprobs. If fewer tokens have a
+            probability above 0, the last ids are -1 and their log-probabilities -infinity.
         out: [batch] int32, written; default: a new tensor in logits' framework.
         logprobs: [batch] float32, written; implies return_logprobs.
         top_out: the lists of top_logprobs, int32 and float32 [batch, n], written; default: new
@@ -287,7 +287,7 @@ def sample(
 def filter_parameters(
     temperature: Any, top_k: Any, top_p: Any, min_p: Any
 ) -> tuple[Any, Any, Any, Any]:
-    """The parameters of filters, each a number or a tensor of them."""
+    """The parameters of filters, each of which is a number or a tensor of numbers."""
     return (
         _parameter("temperature", temperature, 1.0, _to_temperature),
         _parameter("top_k", top_k, 2**31 - 1, to_int),
@@ -311,7 +311,7 @@ def _two_tensors(top_out: Any) -> tuple[Any, Any]:
 
 
 def _parameter(name: str, value: Any, default: Any, convert: Any) -> Any:
-    """A converted number, or a tensor; None is the default."""
+    """A parameter: a number that `convert` has checked, or a tensor. None becomes `default`."""
     return default if value is None else _number_or_tensor(name, value, convert)
 
 
@@ -323,7 +323,7 @@ def _to_temperature(name: str, value: Any) -> float:
 
 
 def _number_or_tensor(name: str, value: Any, convert: Any) -> Any:
-    """A converted number, or a tensor of at least one dimension, which is not changed."""
+    """A number that `convert` has checked, or a tensor of at least one dimension as it is."""
     is_tensor = hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__")
     if is_tensor and getattr(value, "ndim", 1) != 0:
         return value
@@ -331,12 +331,12 @@ def _number_or_tensor(name: str, value: Any, convert: Any) -> Any:
 
 
 def penalty(name: str, value: Any, default: float) -> Any:
-    """A number, or a tensor of them; None is the default."""
+    """A penalty: a number, or a tensor of numbers. None becomes `default`."""
     return _parameter(name, value, default, to_float)
 
 
 def random_number(name: str, value: Any) -> Any:
-    """An int64, or a tensor of them. None is refused: it could be taken for a random seed."""
+    """An int64, or a tensor of int64. None is refused: callers might expect a random seed."""
     return _number_or_tensor(name, value, _to_int64)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin for SGLang: `--attention-backend flashplan` attends with flashplan.
+"""The plugin for SGLang: `--attention-backend flashplan` lets SGLang attend with flashplan.
 
 SGLang finds `register` by the entry point `sglang.srt.plugins` of this package and calls it in each
 of its processes. The backend is in `flashplan.sglang_backend`, which needs SGLang.
@@ -33,5 +33,5 @@ def register() -> None:
 
 
 def _make(runner: Any) -> Any:
-    """SGLang calls this with its ModelRunner, when its modules can be imported."""
+    """SGLang calls this with its ModelRunner, at a time when modules of SGLang can be imported."""
     return importlib.import_module("flashplan.sglang_backend").FlashplanAttnBackend(runner)

@@ -18,11 +18,12 @@ from flashplan._core import UnsupportedError
 from flashplan.attention import Attention
 from flashplan.support import workspace_bytes
 
-# SGLang's types would take type checkers minutes, and it is not installed where they run.
+# Imported without types: type checkers would take minutes, and SGLang is not installed where they
+# run.
 _base: Any = importlib.import_module("sglang.srt.layers.attention.base_attn_backend")
 _pools: Any = importlib.import_module("sglang.srt.mem_cache.memory_pool")
 
-# Steps with fewer tokens take the objects of this size.
+# The smallest bound for tokens: steps with fewer tokens use objects that are made for so many.
 _MIN_TOKENS = 8192
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -34,8 +35,8 @@ class FlashplanAttnBackend(_base.AttentionBackend):  # type: ignore[misc]
         runner: ModelRunner.
 
     Raises:
-        UnsupportedError: the model has multi-head latent attention, encoders beside the decoder, or
-            a cache of its own for layers with a sliding window.
+        UnsupportedError: the model has multi-head latent attention, an encoder, or a separate cache
+            for layers with a sliding window.
     """
 
     needs_cpu_seq_lens = True
@@ -63,14 +64,15 @@ class FlashplanAttnBackend(_base.AttentionBackend):  # type: ignore[misc]
         self._has_scales = runner.kv_cache_dtype in _FLOAT8
         self._max_requests: int = runner.req_to_token_pool.size
         self._attentions: dict[tuple[Any, ...], Attention] = {}
-        self._workspace: Tensor | None = None  # of all objects, which run one after the other
-        self._table: Tensor | None = None  # that graphs refer to
+        self._workspace: Tensor | None = None  # shared: objects run one after the other
+        self._table: Tensor | None = None  # the page table that graphs refer to
         self._bounds = (1, 1)
         self._step: tuple[list[int], list[int]] = ([0], [])
         self._block_table: Tensor | None = None
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Makes what captured graphs refer to: called once, before the first capture."""
+        """Makes the page table that captured graphs refer to. SGLang calls this once, before the
+        first capture."""
         num_pages = -(-self._req_to_token.shape[1] // self._page_size)
         device = self._req_to_token.device
         self._table = torch.zeros((max_bs, num_pages), dtype=torch.int32, device=device)
@@ -103,7 +105,7 @@ class FlashplanAttnBackend(_base.AttentionBackend):  # type: ignore[misc]
             qo_indptr.append(qo_indptr[-1] + number)
         self._step = (qo_indptr, kv_lens)
         self._bounds = self._bounds_of(qo_indptr[-1], mode.is_decode())
-        # The first slot of each page of each request: slots of a page follow one another.
+        # Slots of a page are consecutive, so the first slot of each page of a request is enough.
         columns = max(kv_lens, default=0)
         slots = self._req_to_token[batch.req_pool_indices, : columns : self._page_size]
         pages = slots if self._page_size == 1 else slots // self._page_size
@@ -117,8 +119,8 @@ class FlashplanAttnBackend(_base.AttentionBackend):  # type: ignore[misc]
                 attn.plan(*self._step)
 
     def _bounds_of(self, num_tokens: int, is_decode: bool) -> tuple[int, int]:
-        """The bounds of the objects for a step: of few sizes, so that few objects are made. All
-        steps that one graph computes have the same ones."""
+        """The bounds (requests, tokens) of the objects for a step. There are few different bounds,
+        so that few objects are made. All steps that one graph computes have the same bounds."""
         if is_decode:
             return self._max_requests, self._max_requests
         size = 1 << max(num_tokens - 1, 0).bit_length()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From drafts of a small model to tokens of the large one."""
+"""Verifies the drafts of a small model by the probabilities of a large one."""
 
 from __future__ import annotations
 
@@ -60,9 +60,10 @@ def speculative_verify(
 ) -> tuple[Any, Any]:
     """Verifies drafts of a small model; the tokens have exactly the large model's distribution.
 
-    A draft x that was drawn from q is accepted with probability min(1, p(x) / q(x)); if it is not,
-    p becomes max(p - q, 0), normalised, and the next draft of the same parent has its turn. Where
-    none is left, a token is drawn from p. The same arguments give the same tokens on every device.
+    A draft x that was drawn from q is accepted with probability min(1, p(x) / q(x)), where p is the
+    large model's distribution. If it is not accepted, p becomes max(p - q, 0), normalised, and the
+    next draft with the same parent is verified. If none is left, a token is drawn from p. The same
+    arguments give the same tokens on every device.
 
     Args:
         draft_tokens: [batch, n] int32 or int64, n <= 512; -1: there is no such draft.
@@ -71,9 +72,10 @@ def speculative_verify(
             distribution of each is 1 for its own token and 0 for the others.
         target_probs: [batch, n + 1, vocab] float32, float16 or bfloat16 (also as uint16 memory):
             row 0 is the large model's distribution before all drafts, row i + 1 that after draft i.
-        draft_parents: [n] or [batch, n] int32, for trees: the draft that each draft follows, a
-            smaller index, or -1 for those that come first; drafts that were drawn and follow the
-            same one must have been drawn independently. Default: draft i follows draft i - 1.
+        draft_parents: [n] or [batch, n] int32, for trees: the index of the draft that each draft
+            follows, which is smaller than its own, or -1 for drafts that follow none. Drafts that
+            were drawn and have the same parent must have been drawn independently. Default: draft i
+            follows draft i - 1.
         seed, offset: as in `sample`, which draws other random numbers from them.
         out: [batch, n + 1] int32, written; default: a new tensor in target_probs' framework.
         num_accepted: [batch] int32, written; default: a new tensor in target_probs' framework.

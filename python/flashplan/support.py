@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be asked about options before an `Attention` is made of them."""
+"""Tells whether there is a kernel for options, and how much workspace they need."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def run(
         attn: keep it alive as long as functions that were compiled with it may run. An exported
             program refers to it by a number that is valid in this process only.
 
-    The other arguments are those of `Attention.run`, without stream. Raises what that raises.
+    The other arguments are those of `Attention.run` except `stream`. It raises the same errors.
 
     Returns:
         o, or (o, lse), of as many rows as q, because shapes must not depend on the plan. Rows

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions of `flashplan.torch` other than run().
 
-Each is the function of its name in the package, as an operator of PyTorch on torch's current
-stream. Arguments, results and errors are those described there.
+Each is the function of the same name in the package, as an operator of PyTorch on torch's current
+stream. The package's function describes arguments, results and errors.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def layernorm(
 def _output(
     x: Tensor, shape: Any, out: Tensor | None, out_dtype: KvDType | None
 ) -> tuple[Tensor, str | None]:
-    """The output, given or new, and the name of the dtype that it stores, if there is one."""
+    """`out`, or a new output, and the name of `out_dtype` if that is given."""
     name = None if out_dtype is None else dtype_name(out_dtype)
     if out is None:
         out = x.new_empty(shape, dtype=x.dtype if name is None else getattr(torch, name))
@@ -324,7 +324,7 @@ def append_paged_kv(
 ) -> None:
     """`flashplan.append_paged_kv()` as an operator of PyTorch, on torch's current stream.
 
-    The other arguments are those of `flashplan.append_paged_kv`. Raises what that raises.
+    The arguments and errors are those of `flashplan.append_paged_kv`, without `stream`.
     """
     is_hnd(kv_layout)
     _operators.append_paged_kv(

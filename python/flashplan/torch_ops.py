@@ -2,8 +2,8 @@
 """The operators torch.ops.flashplan.*, which the functions of `flashplan.torch` call.
 
 They write to memory of their caller and return nothing, which compilers can analyse and CUDA graphs
-can capture. Objects go through them as numbers, a parameter that may be a number or a tensor as
-both.
+can capture. An operator takes an object as its handle (handles.py), and a parameter that may be a
+number or a tensor as two arguments.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ _SCALES = "str kv_layout, str? kv_dtype, float k_scale, Tensor? k_scales, float 
 _SCALES += "Tensor? v_scales"
 _NARROWING = "str? out_dtype, float scale, Tensor? scales"
 _GATED = "(Tensor x, Tensor(a!) out, str? out_dtype, float scale)"
-# Names, arguments, and what computes them.
+# The name of each operator, its arguments, and the function that computes it.
 _OPERATORS: dict[str, tuple[str, Callable[..., None]]] = {
     "run": (
         "(SymInt attention, Tensor q, Tensor k, Tensor? v, Tensor? q_tail, Tensor? k_tail, "
@@ -299,15 +299,15 @@ _OPERATORS: dict[str, tuple[str, Callable[..., None]]] = {
 
 
 def _fake(*_arguments: object) -> None:
-    """An operator on fake tensors, by which PyTorch traces. It only writes to its arguments, and
-    these have no data, so there is nothing to do."""
+    """Stands for every operator while PyTorch traces with fake tensors. Operators only write to
+    their arguments, and fake tensors have no data, so there is nothing to do."""
 
 
 def _refuse_gradients(operator: Any, *arguments: object) -> None:
     """The kernel of an operator for the dispatch key Autograd.
 
-    AOTAutograd, torch.func and torch.export call it with the caller's tensors. The kernels below it
-    get tensors that require no gradient, so they could not refuse those of the caller.
+    AOTAutograd, torch.func and torch.export call it with the caller's tensors. The kernels that it
+    calls get tensors that require no gradient, so they could not refuse the caller's.
     """
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         for argument, value in zip(operator._schema.arguments, arguments):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 try:
     import torch
 
-    # Their types take type checkers longer to read than everything else here.
+    # Imported without types: reading them would take type checkers longer than all else here.
     transformers: Any = importlib.import_module("transformers")
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(
@@ -63,7 +63,7 @@ def register() -> str:
     torch.compile, so give `generate(..., disable_compile=True)` with a StaticCache on a GPU.
 
     Continuous batching (`generate_batch`) takes this implementation, too. For that, this function
-    replaces functions of transformers by ones that do more where a model has this implementation.
+    replaces functions of transformers by ones that also plan if a model has this implementation.
 
     Each thread keeps an `Attention`, with its workspace, for each kind of layer it has run.
 
@@ -83,7 +83,7 @@ def _mask_of_layer(
     shape: tuple[int, int, int],
     is_causal: bool | None,
 ) -> Tensor:
-    """What a `Mask` describes. shape: batch size, queries and keys of the layer."""
+    """The description of a layer's mask; see `Mask`. `shape`: batch size, queries and keys."""
     batch_size, q_length, kv_length = shape
     if isinstance(attention_mask, Mask):
         return _described_for(attention_mask, q_length, kv_length)
@@ -118,7 +118,7 @@ def _described_for(mask: Mask, q_length: int, kv_length: int) -> Tensor:
 
 
 def _pack_given(attention_mask: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """The bits of a mask of four dims that comes from the caller of the model."""
+    """The bits of a mask of four dims that the caller of the model has given."""
     expected = (shape[0], 1, *shape[1:])
     given = tuple(attention_mask.shape)
     if len(given) == 4 and given[1] != 1:
@@ -142,7 +142,7 @@ def _pack_given(attention_mask: Tensor, shape: tuple[int, int, int]) -> Tensor:
 
 
 class _Planned:
-    """The attention of all layers that have the same options, and what it is planned for."""
+    """The `Attention` of all layers that have the same options, and the step it is planned for."""
 
     def __init__(self, **options: Any) -> None:
         self._options = options
@@ -193,13 +193,14 @@ class _Lengths:
             self.kv_begins.append(kv_begin)
 
     def finish(self) -> _Lengths:
-        """kv_indptr has one entry more."""
+        """Adds the last entry of kv_indptr, which has one more than there are requests."""
         self.kv_begins.append(self.kv_begins[-1] + self.kv_lens[-1])
         return self
 
 
 def _lengths_of_ranges(rows: list[list[int]], q_length: int, apart: int) -> _Lengths:
-    """For each sequence a request, and one without keys for the queries behind its last key."""
+    """The lengths for masks that are ranges. A sequence becomes a request with the keys of its
+    range, and a request without keys for the queries behind the last key."""
     lengths = _Lengths()
     for sequence, (first, end, q_begin, is_causal, _) in enumerate(rows):
         begin = sequence * apart + first
@@ -214,7 +215,7 @@ def _lengths_of_ranges(rows: list[list[int]], q_length: int, apart: int) -> _Len
 
 
 def _lengths_of_bits(batch_size: int, q_length: int, kv_length: int, apart: int) -> _Lengths:
-    """All keys for each sequence: the mask says which are seen."""
+    """The lengths for masks of bits. Each request has all keys: the bits say which are seen."""
     lengths = _Lengths()
     for sequence in range(batch_size):
         lengths.add(q_length, kv_length, sequence * apart)
@@ -223,7 +224,7 @@ def _lengths_of_bits(batch_size: int, q_length: int, kv_length: int, apart: int)
 
 
 class _PerThread(threading.local):
-    """An Attention is for one thread at a time."""
+    """The plans of each thread, since an Attention is for one thread at a time."""
 
     def __init__(self) -> None:
         self.planned: dict[tuple[Any, ...], _Planned] = {}
@@ -233,7 +234,7 @@ _per_thread = _PerThread()
 
 
 def _planned_for(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> _Planned:
-    """What this thread has planned for layers with these heads, dims, dtypes and options."""
+    """This thread's object for layers with these heads, dims, dtypes and options."""
     heads_and_dims = (q.shape[1], k.shape[1], (q.shape[3], v.shape[3]))
     key = (*heads_and_dims, q.dtype, k.dtype, q.device, *options.values())
     planned = _per_thread.planned.get(key)
@@ -301,8 +302,8 @@ def _check_inference(dropout: float, kwargs: dict[str, Any]) -> None:
 
 
 def _common_dtype(module: torch.nn.Module, q: Tensor, v: Tensor) -> torch.dtype:
-    """The dtype to attend in: layers may give float32 queries beside values of 16 bits, under
-    autocast or where a norm is in float32, and GPUs have no float32 attention."""
+    """The dtype to attend in. Under autocast, or after a norm in float32, layers may give float32
+    queries and values of 16 bits; and GPUs have no float32 attention."""
     device = q.device.type
     if q.dtype != torch.float32:
         return q.dtype
@@ -331,17 +332,17 @@ def attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention of a layer, as transformers asks for it.
+    """The function that transformers calls for the attention of a layer.
 
     Args:
         query: [batch, num_qo_heads, q_length, head_dim].
         key, value: [batch, num_kv_heads, kv_length, head_dim], those of the cache included.
-        attention_mask: from `mask`; or of the caller, bool or float [batch or 1, 1, q_length,
-            kv_length]; or None for all keys, up to the diagonal if the layer is causal.
-        s_aux: [num_qo_heads], a logit of each head that stands for no key.
+        attention_mask: the result of `mask`; or the caller's, bool or float [batch or 1, 1,
+            q_length, kv_length]; or None for all keys, up to the diagonal if the layer is causal.
+        s_aux: [num_qo_heads], the attention sinks: a logit for each head that belongs to no key.
 
     Returns:
-        [batch, q_length, num_qo_heads, head_dim] and None, since there are no attention weights.
+        [batch, q_length, num_qo_heads, head_dim], and None in place of attention weights.
     """
     batch = hf_batching.take(kwargs)
     _check_inference(dropout, kwargs)

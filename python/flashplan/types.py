@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What arguments may be, for type checkers: tensors, lengths, dtypes, devices and streams."""
+"""The types of arguments, for type checkers: tensors, lengths, dtypes, devices and streams."""
 
 from __future__ import annotations
 

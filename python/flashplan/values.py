@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What arguments become: numbers, names, dtypes of the core. Errors name the argument."""
+"""Converts arguments to numbers, names and dtypes of the core. Errors name the argument."""
 
 import operator
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 from flashplan import _core
 
-# Of caches of multi-head latent attention also "fp8_ds_mla", whose elements are bytes of rows.
+# Caches of multi-head latent attention may also have "fp8_ds_mla", whose elements are bytes.
 MLA_DTYPES = {dtype.name: dtype for dtype in _core.DType}
 DTYPES = {name: dtype for name, dtype in MLA_DTYPES.items() if name != "fp8_ds_mla"}
 

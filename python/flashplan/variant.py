@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of the user's own."""
+"""Attention variants of users."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class Variant:
       in key and value.
     - logits: takes `float x`, which is softmax_scale * k_scale * q.k, at `int request, query, key,
       qo_head, kv_head, qo_len, kv_len` and returns the logit. Not together with softcap.
-    - mask: takes the same without x and returns a bool: whether the query sees the key. causal,
-      window_left and custom_mask hide keys too. Hidden keys are still read, except for key_range.
+    - mask: takes the arguments of logits without x, and returns a bool: whether the query sees the
+      key. causal, window_left and custom_mask hide keys too. Hidden keys are still read, unless
+      key_range leaves them out.
 
     `query`, `key` and `token` are positions in the request: query i has position
     kv_len - qo_len + i, with the real kv_len (`run(kv_lens=)`). Bodies of query, key, value and
@@ -130,7 +131,7 @@ class Variant:
         return self._arguments == other._arguments
 
     def __hash__(self) -> int:
-        # As equality has it: in any order, and with -0.0 equal to 0.0.
+        # Equal variants have equal hashes: the order of names does not count, and -0.0 equals 0.0.
         return hash(
             frozenset(
                 (name, frozenset(value.items()) if isinstance(value, dict) else value)
@@ -143,11 +144,11 @@ class Variant:
 
     @property
     def _make_key_ranges(self) -> Callable[[bytes, bytes], npt.NDArray[np.int32]] | None:
-        """What the core's plan() calls; None without a key_range."""
+        """The function that the core's plan() calls; None without a key_range."""
         return None if self._key_range is None else self._key_ranges
 
     def _key_ranges(self, qo_indptr: bytes, kv_lens: bytes) -> npt.NDArray[np.int32]:
-        """[tokens, 2]: the range of each query of a batch, whose lengths are int32."""
+        """The range of keys of each query, int32 [tokens, 2]. The arguments are int32, as bytes."""
         assert self._key_range is not None
         ends = np.frombuffer(qo_indptr, np.int32).astype(np.int64)
         lens = np.frombuffer(kv_lens, np.int32).astype(np.int64)

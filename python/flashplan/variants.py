@@ -4,13 +4,14 @@
 - alibi: linear biases (Press et al., 2022). Its tensor `slopes`, [num_qo_heads] float32, is what a
   logit of each head loses for each key between query and key.
 - sigmoid: weights sigmoid(logit + bias) instead of a softmax (FlashSigmoid, Ramapuram et al.,
-  2024). Its scalar `bias` is 0 by default; minus the logarithm of the number of keys is usual.
+  2024). Its scalar `bias` is 0 by default; a usual value is minus the logarithm of the number of
+  keys.
 - sink_tokens: StreamingLLM's mask.
 - scored_items: prompts that are a prefix and items after it, which are scored without seeing each
-  other; with causal=True. Its tensors are `prefix_lens`, [batch_size] int32, and `seen`, int32,
-  which has for each token after the prefix the number of tokens of its item that it sees, itself
-  included: 1, 2, 3 and so on, and 0 for tokens between items, which see the prefix alone. Request r
-  begins at r * stride of `seen`, where stride is a scalar.
+  other; it needs causal=True. Its tensors are `prefix_lens`, [batch_size] int32, and `seen`, int32:
+  for each token after the prefix, how many tokens of its item it sees, itself included: 1, 2, 3 and
+  so on. Tokens between items see the prefix alone and have 0. The entries of request r begin at
+  index r * stride, where stride is a scalar.
 
 Examples:
     >>> fp.variants.sink_tokens(4, window=1019)
@@ -51,7 +52,7 @@ return place >= 0 && query - key < seen[request * int(stride) + place];
 def sink_tokens(n: int, window: int = 1023) -> Variant:
     """StreamingLLM's mask (Xiao et al., 2024): the first n keys, and a window before each query.
 
-    The keys between are hidden, not skipped, since a key_range is one interval.
+    The keys between are read and hidden, not skipped, since a key_range is one interval.
 
     Args:
         n: number of keys at the begin of a request that every query sees.

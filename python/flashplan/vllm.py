@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin for vLLM: `vllm serve MODEL --attention-backend CUSTOM` attends with flashplan.
+"""The plugin for vLLM: `vllm serve MODEL --attention-backend CUSTOM` lets it attend with flashplan.
 
 vLLM finds `register` by the entry point `vllm.general_plugins` of this package and calls it in each
 of its processes. The backend is in `flashplan.vllm_backend`, which needs vLLM.

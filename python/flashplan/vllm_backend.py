@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend of attention for vLLM.
 
-vLLM makes one builder for each group of layers, which describes a step, and one implementation for
-each layer. The builder keeps an `Attention` for each kind of layer in its group, and plans all of
-them in each step; so captured graphs serve every batch.
+vLLM makes one builder for each group of layers, which describes each step to them, and one
+implementation for each layer. The builder keeps an `Attention` for each kind of layer in its group,
+and plans all of them in each step; so captured graphs serve every batch.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from flashplan.attention import Attention
 from flashplan.ops import append_paged_kv
 from flashplan.support import is_supported
 
-# vLLM's types would take type checkers minutes, and it is not installed where they run.
+# Imported without types: type checkers would take minutes, and vLLM is not installed where they
+# run.
 _vllm: Any = importlib.import_module("vllm.v1.attention.backend")
 
 _FLOAT8 = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 
 
 class FlashplanBackend(_vllm.AttentionBackend):  # type: ignore[misc]
-    """What vLLM asks before it takes the backend."""
+    """Tells vLLM what the backend supports, and which classes it consists of."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
     supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16", *_FLOAT8]
@@ -59,12 +60,12 @@ class FlashplanBackend(_vllm.AttentionBackend):  # type: ignore[misc]
         head_size: int,
         cache_dtype_str: str = "auto",
     ) -> tuple[int, ...]:
-        """Asked by releases up to 0.24. Later ones choose the shape themselves: see `halves`."""
+        """Releases up to 0.24 call this. Later ones choose the shape themselves: see `halves`."""
         return (num_blocks, 2, block_size, num_kv_heads, head_size)
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        """Whether some GPU has a kernel; see supports_combination for the one at hand."""
+        """Whether there is a kernel for any GPU; supports_combination() tells about this one."""
         return 0 < head_size <= 512
 
     @classmethod
@@ -85,7 +86,7 @@ class FlashplanBackend(_vllm.AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
-        """The host's numbers of new tokens say where the rows of a request are."""
+        """No, because plans are made of the numbers of new tokens on the host."""
         return False
 
     @classmethod
@@ -116,14 +117,14 @@ class FlashplanBackend(_vllm.AttentionBackend):  # type: ignore[misc]
 
 
 def stored_dtype(kv_cache_dtype: str | None, dtype: torch.dtype) -> Any:
-    """What a cache stores, by vLLM's name for it; "auto" is the dtype of the model."""
+    """The dtype of the values in a cache, from vLLM's name for it; "auto" is the model's dtype."""
     if kv_cache_dtype is None or kv_cache_dtype == "auto":
         return dtype
     return _FLOAT8.get(kv_cache_dtype, kv_cache_dtype)
 
 
 def halves(kv_cache: Tensor, head_size: int) -> tuple[Tensor, Tensor]:
-    """The caches of keys and values, [blocks, block_size, num_kv_heads, head_size], as views.
+    """Views of a cache: keys and values, each [blocks, block_size, num_kv_heads, head_size].
 
     Args:
         kv_cache: [blocks, 2, block_size, num_kv_heads, head_size], or, after vLLM 0.24, [blocks,
@@ -138,7 +139,7 @@ def halves(kv_cache: Tensor, head_size: int) -> tuple[Tensor, Tensor]:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What layers that share an `Attention` have in common."""
+    """The options in which all layers that share an `Attention` agree."""
 
     num_qo_heads: int
     num_kv_heads: int
@@ -151,7 +152,7 @@ class Kind:
 
 @dataclasses.dataclass
 class FlashplanMetadata:
-    """A step, for the layers of a group."""
+    """What the layers of a group need to know of a step."""
 
     attentions: dict[Kind, Attention]
     seq_lens: Tensor  # int32 [num_reqs] on the device: the real lengths
