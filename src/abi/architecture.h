@@ -6,7 +6,7 @@
 
 namespace flashplan {
 
-/// What the code of a kernel was compiled for.
+/// The architecture that the code of a kernel was compiled for.
 struct Architecture {
   int32_t number = 0;  // 0: the host
   char suffix = '\0';  // 'a' of "90a": runs on 9.0 alone; 'f' of "100f"

@@ -56,8 +56,9 @@ struct PageTable {
     if (first < 0 || first >= behind || first >= num_ids) return {};
     return {first, (behind < num_ids ? behind : num_ids) - first};
   }
-  /// How many keys the page ids of a request are enough for. The host knows the columns of a block
-  /// table, and refuses plans for more keys; what indptr says only the device knows.
+  /// The most keys that the page ids of a request can name. There is no limit for a block table,
+  /// because the host knows its columns and refuses runs with too few. Only the device knows
+  /// indptr.
   FLASHPLAN_HOST_DEVICE int32_t keys_of(int32_t request) const {
     if (indptr == nullptr) return 0x7fffffff;
     const int64_t keys = int64_t{row_of(request).count} * page_size.value;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The argument of every attention kernel: plain data, passed by value on a GPU. Strides are in
-// elements. All fields start as zero, so that what nobody set is never a stale address.
+// elements. All fields start as zero, so that a field that nobody sets is never a stale address.
 //
 // The order of groups and fields is the order in which a GPU kernel first reads them: parameters
 // come from memory, a line of 64 bytes at a time (docs/tuning/sm80.md).
@@ -29,12 +29,12 @@ struct ScheduleParams {
   const QueueStart* starts = nullptr;  // [num_ctas] (GPU)
   int32_t tile_q = 0;
   Divisor group_size = {};  // query heads of a kv head
-  int32_t chunk_kv = 0;     // 0: one state per work tile
+  int32_t chunk_kv = 0;     // keys of a chunk, which has a state; 0: one state per work tile
   const Segment* segments = nullptr;
   const WorkTile* tiles = nullptr;
   const Merge* merges = nullptr;
   Arrivals* arrivals = nullptr;          // [merges]; zero between runs
-  const int32_t* mask_begins = nullptr;  // [batch_size] or kAtFirstQuery; null without a mask
+  const int32_t* mask_begins = nullptr;  // [batch_size] keys or kAtFirstQuery; null without a mask
   int32_t num_ctas = 0;
   /// Whether this kernel runs beside the kernel before it on the stream, which belongs to the same
   /// run. It then waits for that kernel's end before it ends, instead of before it begins.
@@ -58,7 +58,7 @@ struct TensorParams {
   KvView v = {};
   TokenView<void> o = {};     // [..., head_dim_vo]
   TokenView<float> lse = {};  // data is null where lse is not wanted
-  float lse_scale = 1.0F;     // turns natural logarithms into those of lse
+  float lse_scale = 1.0F;     // converts natural logarithms to the base of lse
   DType q_dtype = DType::kFloat32;
   DType kv_dtype = DType::kFloat32;
   DType o_dtype = DType::kFloat32;
@@ -88,7 +88,7 @@ struct WorkspaceParams {
   float* partial_lse = nullptr;
 };
 
-/// What the host alone reads.
+/// Parameters that only the host reads.
 struct HostParams {
   bool shared_kv = false;               // values are the first dims of keys, and v is k
   const RopeTurns* rope = nullptr;      // rotation of queries and keys (CPU); null: none
@@ -130,7 +130,7 @@ struct AttentionParams {
   KeyLists lists = {};              // instead of page tables; read by kernels for shared_kv
   HeadScales q_scales = {};         // read by kernels for 8-bit queries
 
-  /// The factor that the logits of a kv head have besides variant.logits_scale.
+  /// The factor of the logits of a kv head, to be multiplied with variant.logits_scale.
   FLASHPLAN_HOST_DEVICE float head_scale(int32_t kv_head) const {
     return variant.k_scales.of(kv_head) * q_scales.of(kv_head);
   }

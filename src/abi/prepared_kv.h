@@ -41,7 +41,7 @@ struct alignas(16) PreparedState {
 /// with the values of these keys.
 struct PreparedKv {
   unsigned char* keys = nullptr;    // [tiles, num_kv_heads, KernelGeometry::prepared_key_bytes]
-  unsigned char* values = nullptr;  // the same for values; null: keys alone
+  unsigned char* values = nullptr;  // [tiles, num_kv_heads, prepared_value_bytes]; null: keys alone
   const int32_t* first_tiles = nullptr;  // [segments] tile of the first keys, or kNotPrepared
   const int32_t* num_tiles = nullptr;    // [1] tiles in use
   PreparedState* states = nullptr;       // [tiles, num_kv_heads]; null: nothing is prepared

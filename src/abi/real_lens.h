@@ -41,7 +41,8 @@ FLASHPLAN_HOST_DEVICE bool has_real_length(const AttentionParams& p, const Segme
   return p.tensors.kv_lens != nullptr && !is_prefix(segment);
 }
 
-/// The length of a request, given its segment as it was planned: the real length if run() got it.
+/// The number of keys of a request: the real length if run() got one, else the planned length of
+/// `segment`.
 FLASHPLAN_HOST_DEVICE int32_t real_length(const AttentionParams& p, const Segment& segment,
                                           int32_t request) {
   const int32_t planned = segment.position + segment.qo_len;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rotary position embedding as kernels read it.
+// The angles of a rotary position embedding, in the form that kernels read.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ constexpr int32_t kMaxRotaryDim = 512;
 struct RopeTurns {
   bool interleaved = false;
   int32_t rotary_dim = 0;
-  float gain = 1.0F;                     // of cos and sin
+  float gain = 1.0F;                     // factor of cos and sin
   double turns[kMaxRotaryDim / 2] = {};  // angle of each pair per position, in turns of 2 pi
 
   /// The angle of pair `pair` per position, in 2^-64 of a turn, without whole turns.

@@ -6,7 +6,7 @@
 
 namespace flashplan {
 
-/// As the driver encodes it (CUtensorMap).
+/// A CUtensorMap, which the driver encodes.
 struct alignas(64) TensorMap {
   unsigned char bytes[128] = {};
 };
@@ -42,7 +42,7 @@ struct TensorMaps {
   RowUnits v_units;
   int32_t q_box_rows = 0;  // where values are the first dims of keys: heads of a box of q or q_tail
   TensorMap q;             // (dims, heads, tokens); a box has the rows of a tile
-  TensorMap q_tokens;      // as q; a box has the heads of a group of one token
+  TensorMap q_tokens;      // as q, but a box has the heads of one kv head's group, of one token
   TensorMap k;             // (64 dims, 8 rows, blocks of 64 dims, groups of 8 rows, slabs)
   TensorMap v;
   TensorMap o;  // as q; a box has 64 rows

@@ -17,12 +17,12 @@ namespace flashplan {
 struct Segment {
   int32_t qo_begin;  // first token, a row of q and o
   int32_t qo_len;    // tokens
-  int32_t position;  // of the first token among the keys; see Mask
+  int32_t position;  // where the first token stands among the keys; see Mask
   int32_t kv_row;    // paged: row of the page table; ragged: first row of k and v
 };
 
-/// The position of a shared prefix's tokens: after all keys, so that they see all of them. No
-/// prefix is so long.
+/// The position of a shared prefix's first token: after all keys, so that all tokens see all keys
+/// of the prefix. No prefix has so many keys.
 constexpr int32_t kPrefixPosition = 0x7fffffff - 1024;
 
 FLASHPLAN_HOST_DEVICE bool is_prefix(const Segment& segment) {
@@ -44,11 +44,11 @@ struct Merge {
   int32_t kv_head;
   int32_t first_partial_row;
   int32_t num_states;
-  int32_t num_pieces;    // arrivals to wait for: its work tiles, and each prefix of a request
+  int32_t num_pieces;    // arrivals to wait for: of work tiles, and of the prefixes of a request
   int32_t parent;        // merge of the innermost prefix around the rows; -1: none
-  int32_t first_reader;  // of a prefix: the merge of its first reader
-  int32_t num_readers;   // of a prefix; 0: the rows belong to one request
-  int32_t reader_step;   // of a prefix: from the merge of one reader to that of the next
+  int32_t first_reader;  // if the rows are a prefix's: the merge of its first reader
+  int32_t num_readers;   // readers of the prefix; 0: the rows are those of one request
+  int32_t reader_step;   // distance from the merge of one reader to that of the next reader
 };
 
 /// Only work tiles of up to so many rows may have several kv heads where their keys are split: no
@@ -60,13 +60,13 @@ constexpr int32_t kMostPairedRows = 8;
 /// not count.
 constexpr int32_t kMostSplitsPerQueue = 2;
 
-/// How many pieces of a merge are finished. Where each warpgroup of a tile merges 64 rows of its
-/// own, counter w counts for the rows of warpgroup w. Else the first one counts for all rows.
+/// Counts the pieces of a merge that are finished. If each warpgroup of a tile merges 64 rows of
+/// its own, counter w counts for the rows of warpgroup w. Otherwise counter 0 counts for all rows.
 ///
 ///   1. When a run begins, all counters are 0. A GPU kernel leaves them so; the CPU clears them.
-///   2. A work tile arrives once at its merge, after it has written its states there. In the sm90
-///      kernels each warpgroup that has rows of the tile does, but for tiles of readers. The last
-///      one to arrive sees all states, and merges them.
+///   2. A work tile arrives once at its merge, after it has written its states. In the sm90 kernels
+///      each warpgroup that has rows of the tile arrives by itself, except for tiles of readers.
+///      The last one to arrive sees all states, and merges them.
 ///   3. The last one to arrive at the merge of a prefix arrives at those of all readers.
 ///   4. Nobody else writes a counter or reads states, with two exceptions. Merges of many rows
 ///      may be divided: kernels/device/merge_part.h says what the counter's bits are then. The

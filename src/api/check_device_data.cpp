@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plan::check_device_data: brings tensors to the host, and checks their values there.
+// Plan::check_device_data(), which copies tensors to the host, and checks their values there.
 #include <cstddef>
 #include <memory>
 #include <new>

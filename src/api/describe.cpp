@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The schedule as a text and as a picture.
+// Describes a plan's schedule as a text and as a picture.
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
@@ -32,7 +32,7 @@ double imbalance(const Schedule& schedule) {
   return static_cast<double>(largest) * schedule.num_ctas() / static_cast<double>(total);
 }
 
-/// The reason that no prefix is computed once.
+/// Why no prefix is computed once for all requests that share it.
 const char* reason_not_to_share(const Plan::Impl& plan) {
   if (plan.options.batch_invariant) return "batch_invariant";
   if (plan.options.window_left >= 0) return "window_left";
@@ -77,7 +77,8 @@ const char* reason_for_kernel(const Plan::Impl& plan) {
   return has_few ? "requests have few query rows" : "a request has many query rows";
 }
 
-/// Says of each other family that has kernels for the device why it does not run the batch.
+/// For each other kernel family that has kernels for the device, says why it does not run the
+/// batch.
 void append_other_families(std::string& text, const Plan::Impl& plan) {
   for (const FamilyAnswer& answer : ask_families(plan.options, plan.device)) {
     const auto is_its = [&](const PlanKernel& k) {
@@ -180,7 +181,8 @@ void append_label(std::string& svg, int32_t x, int32_t y, const char* anchor,
   svg.append(text).append("</text>\n");
 }
 
-/// The boxes of a queue. Their widths divide its predicted time in proportion to their keys.
+/// Draws a box for each work tile of a queue. The widths divide the queue's predicted time in
+/// proportion to the keys of the tiles.
 void append_boxes(std::string& svg, const Schedule& schedule, int32_t batch_size, int32_t cta,
                   int32_t line, int64_t largest) {
   const auto weight_of = [](const WorkTile& tile) {

@@ -27,10 +27,10 @@ int32_t num_old_keys(const Batch& batch, int32_t request) {
   return std::max(batch.kv_lens[request] - qo_len, 0);
 }
 
-/// Writes the rows of groups, in the caller's memory. Requests come from the last to the first. A
-/// group whose first request is not known yet waits at the front of the memory, as {last request,
+/// Writes the rows of groups to the caller's memory. Requests are added from the last to the first.
+/// A group whose first request is not known yet waits at the front of the memory, as {last request,
 /// unused, tokens}, inner groups behind outer ones. Complete groups are written from the end of the
-/// memory to the front. Both together are never more than batch_size - 1 rows.
+/// memory to the front. Waiting and complete groups are never more than batch_size - 1 rows.
 class GroupWriter {
  public:
   GroupWriter(int32_t* groups, int32_t capacity)

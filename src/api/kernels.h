@@ -14,8 +14,8 @@ namespace flashplan {
 /// The kernels compiled in for a type of device.
 std::span<const Kernel> kernels_for(DeviceType device) noexcept;
 
-/// Runs `kernel`. On the CPU: returns when done. On a GPU, whose device is current: one launch on
-/// `stream`, no synchronisation.
+/// Runs `kernel`. On the CPU it returns when the work is done. On a GPU, which must be the current
+/// device, it launches one kernel on `stream` and does not wait.
 Status launch(const Kernel& kernel, const AttentionParams& params, Stream stream) noexcept;
 
 }  // namespace flashplan

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of what multi-head latent attention adds to run(): keys that are values too, last dims in
-// a tensor of their own, and lists of keys.
+// Checks of the tensors that multi-head latent attention adds to run(): keys that are values too,
+// last dims in a tensor of their own, and lists of keys.
 #pragma once
 
 #include <cstdint>

@@ -10,7 +10,7 @@
 
 namespace flashplan {
 
-/// Makes a request of each token, since the keys of tokens differ.
+/// Makes a batch in which each token is a request of its own, since tokens have different keys.
 class KeyListBatch {
  public:
   void reserve(int32_t max_tokens) {

@@ -52,7 +52,7 @@ std::string_view family_to_test() noexcept {
   return name != nullptr ? name : "";
 }
 
-/// What the environment variable FLASHPLAN_SCHEDULE asks for. It is read once.
+/// The Division that the environment variable FLASHPLAN_SCHEDULE names. It is read once.
 ///   kUnsupported  it names no division
 Status division_to_measure(Division* division) noexcept {
   static const char* const given = std::getenv("FLASHPLAN_SCHEDULE");

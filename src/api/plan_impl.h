@@ -39,10 +39,10 @@ enum class KernelReason {
 
 struct Plan::Impl {
   AttentionOptions options;  // defaults filled in
-  /// The kernels that select_kernel() chose, the first one first. plan() takes one for each batch,
-  /// or both.
+  /// KernelChoices::first and, if there is one, KernelChoices::second. plan() takes one of them for
+  /// a batch, or both.
   std::vector<PlanKernel> kernels;
-  int32_t current = 0;     // the kernel of the last plan(); of two, that for many rows
+  int32_t current = 0;     // the kernel of the last plan(); if it took two, that for many rows
   bool takes_two = false;  // whether the last plan() took both kernels
   /// Whether every plan takes the current kernel, because a graph has been captured that has no
   /// other one.
@@ -62,7 +62,7 @@ struct Plan::Impl {
   int64_t num_mask_bits = 0;        // bits that a row of the mask must have
   bool has_key_ranges = false;      // of the batch
   int32_t num_prepared_tiles = 0;   // of the batch; see PreparedKv
-  KeyListBatch lists;               // with topk
+  KeyListBatch lists;               // the batch of single tokens, used with topk
   /// A run on the CPU copies its kv_lens, or topk_lens, and page_indptr to these. Plan::create()
   /// reserves memory for any batch.
   std::vector<int32_t> real_lens;

@@ -163,7 +163,7 @@ std::array<TensorArgument, kNumRunTensors + 1> arguments_of(const AttentionTenso
        {"workspace", workspace, true}}};
 }
 
-/// Checks that those of `arguments` that are written share no memory with the variant's tensors.
+/// Checks that the written ones among `arguments` share no memory with the variant's tensors.
 Status check_variant_apart(const AttentionTensors& t, const Plan::Impl& plan,
                            std::span<const TensorArgument> arguments) {
   for (int32_t i = 0; i < t.num_variant_tensors; ++i) {
@@ -200,8 +200,8 @@ Status check_prefix_lens(const TensorView& kv_lens, const Plan::Impl& plan) {
   return {};
 }
 
-/// Checks the contents of a page table: the ids of pages that a query sees. A sliding window hides
-/// those before it.
+/// Checks the page ids in a table, but only of pages that a query sees. Pages before a sliding
+/// window may have any id.
 Status check_pages(const PageTableTensors& tables, const TensorView& kv_lens, int32_t num_pages,
                    const Plan::Impl& plan) {
   const AttentionOptions& options = plan.options;
@@ -216,8 +216,8 @@ Status check_pages(const PageTableTensors& tables, const TensorView& kv_lens, in
   return {};
 }
 
-/// Checks a scale of keys or queries, its product with the softmax_scale and the scale of the
-/// others, `factor`, and this product divided by softcap. `others`: the name of that scale.
+/// Checks a scale of keys or queries. Also checks its product with `factor`, which is softmax_scale
+/// times the scale named `others`, of queries or keys; and this product divided by softcap.
 Status check_logits_scale(const char* name, float scale, const char* others, float factor,
                           const AttentionOptions& options) {
   FLASHPLAN_RETURN_IF_ERROR(check_scale(name, scale));

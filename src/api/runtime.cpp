@@ -16,8 +16,8 @@
 namespace flashplan {
 namespace {
 
-/// One line for all kernels that differ only in head dims, softcap and architecture; they are
-/// neighbours in the list.
+/// Lists kernels. Those that differ only in head dims, softcap and architecture share a line; they
+/// are neighbours in `kernels`.
 std::string kernels_text(std::span<const Kernel> kernels) {
   std::string text;
   const Kernel* last = nullptr;

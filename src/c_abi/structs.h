@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Structs of flashplan_c.h and flashplan_c_ops.h, of whatever version the caller was compiled with.
+// Reads and writes the structs of flashplan_c.h and flashplan_c_ops.h, whose size depends on the
+// version that the caller was compiled with.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +16,8 @@ namespace flashplan::c_abi {
 /// Whether a constant of the C interface has the value of the C++ one.
 constexpr bool is_same(int c, auto code) { return c == static_cast<int>(code); }
 
-/// The size that a struct had in the first release that had it: no caller's is smaller. These
-/// numbers never change. A struct that grows gets fields at its end, and its whole size is a
+/// The size that a struct had in the first release that had it. No caller's struct is smaller.
+/// These numbers never change. A struct that grows gets fields at its end, and its whole size is a
 /// multiple of 8 without padding.
 template <typename T>
 inline constexpr std::size_t kFirstSize = 0;
@@ -52,7 +53,8 @@ inline constexpr std::size_t kFirstSize<flashplan_verify_tensors> = 104;
 /// No struct will ever be larger. A larger size comes from memory that was never initialised.
 constexpr std::size_t kMaxSize = 4096;
 
-/// The caller's struct with `defaults` for the fields that it is too old to have.
+/// Copies the caller's struct to `known`. Fields that it is too old to have get those of
+/// `defaults`.
 ///   kInvalidArgument  no struct, a wrong size, or a field that this library does not know
 template <typename T>
 Status read(const char* name, const T* given, const T& defaults, T* known) noexcept {
@@ -79,7 +81,7 @@ Status read(const char* name, const T* given, const T& defaults, T* known) noexc
   return {};
 }
 
-/// Writes the defaults to the caller's struct, which is of `size` bytes.
+/// Writes the defaults to the caller's struct, which has `size` bytes.
 template <typename T>
 void write(const T& defaults, T* given, std::size_t size) noexcept {
   if (given == nullptr || size < sizeof(std::size_t) || size > kMaxSize) return;

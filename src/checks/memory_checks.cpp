@@ -33,10 +33,10 @@ Extent extent_of(const TensorView& view) {
 
 /// Whether all addresses of a view with elements can be represented.
 bool is_addressable(const TensorView& view) {
-  int64_t reach = 1;  // elements between the first and the last, in either direction
+  int64_t reach = 1;  // elements from the lowest to the highest address
   bool overflows = false;
   for (int32_t d = 0; d < view.rank; ++d) {
-    int64_t steps = 0;  // of a single element: 0, and the stride may be anything
+    int64_t steps = 0;  // 0 if the size is 1, when the stride may be anything
     overflows |= __builtin_mul_overflow(view.shape[d] - 1, view.stride[d], &steps);
     overflows |= steps < 0 ? __builtin_sub_overflow(reach, steps, &reach)
                            : __builtin_add_overflow(reach, steps, &reach);
@@ -129,7 +129,7 @@ bool has_elements(const TensorView& view) noexcept {
 
 bool is_plain(const TensorArgument& argument) noexcept {
   const TensorView& view = argument.view;
-  int64_t span = 1;  // elements that the dimensions so far reach over
+  int64_t span = 1;  // elements that the dimensions looked at so far span
   bool fails = view.data == nullptr || (argument.written && view.read_only);
   for (int32_t d = view.rank - 1; d >= 0; --d) {
     const int64_t steps = view.shape[d] - 1;

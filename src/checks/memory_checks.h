@@ -12,7 +12,7 @@
 
 namespace flashplan {
 
-/// A named argument and how it is used.
+/// A tensor argument with its name, and whether it is written.
 struct TensorArgument {
   const char* name;
   const TensorView& view;

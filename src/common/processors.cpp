@@ -88,12 +88,12 @@ int32_t positive_number(const char* environment) {
 /// A hierarchy of cgroups that can limit processors, and where it is mounted.
 struct Hierarchy {
   bool is_version_2 = false;
-  fs::path top;  // the group that the folder shows, mostly "/"
+  fs::path top;  // the group whose files the folder has, mostly "/"
   fs::path folder;
 };
 
-/// The hierarchy that a line of mountinfo is about: numbers, group, folder and options of the
-/// mount, "-", type, source, options of the file system.
+/// Reads a line of mountinfo; none if it is about something else than such a hierarchy. A line has
+/// numbers, group, folder and options of the mount, "-", type, source, options of the file system.
 std::optional<Hierarchy> read_mount(const std::string& line) {
   std::istringstream fields(line);
   std::string skipped;
@@ -133,7 +133,8 @@ int32_t cgroup_quota(const fs::path& root) {
     if (!hierarchy) continue;
     const std::optional<fs::path> own = own_group(root, hierarchy->is_version_2);
     if (!own) continue;
-    // A container may show its own group at the folder, while the path is that of the host.
+    // In a container the mounted folder may show the process's own group, while `own` is the
+    // group's path on the host.
     fs::path group = own->lexically_relative(hierarchy->top);
     if (group.empty() || *group.begin() == "." || *group.begin() == "..") group.clear();
     const std::string folder = file_in(root, hierarchy->folder.relative_path());

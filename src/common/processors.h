@@ -7,12 +7,13 @@
 
 namespace flashplan {
 
-/// CPUs that this process may use, at least 1: those of its affinity mask, and no more than the
-/// quota of its cgroup is worth, rounded up. Asked once.
+/// The number of CPUs that this process may use, at least 1: those of its affinity mask, but no
+/// more than the quota of its cgroup allows, rounded up. It is determined once.
 int32_t num_processors() noexcept;
 
-/// FLASHPLAN_NUM_THREADS, else OMP_NUM_THREADS, if they are positive numbers (of a list, its first
-/// one), else num_processors(). A value that is no such number counts as none. Asked once.
+/// The number in the environment variable FLASHPLAN_NUM_THREADS, else that in OMP_NUM_THREADS (of a
+/// list, its first number), else num_processors(). Values that are no positive number are ignored.
+/// The variables are read once.
 int32_t default_num_threads() noexcept;
 
 /// The CPUs that the smallest quota of this process's cgroup and of those around it allows, rounded

@@ -30,13 +30,13 @@ enum class RunTensorUse { kAlways, kWithoutSharedKv, kOptional };
 enum class RunTensorAccess { kRead, kWrite };
 
 struct RunTensor {
-  const char* name;  // of the argument in Python and in messages
+  const char* name;  // the name of the argument in Python and in messages
   TensorView AttentionTensors::* view;
   const flashplan_tensor* flashplan_attention_tensors::* c_tensor;
   RunTensorKind kind;
   RunTensorUse use = RunTensorUse::kOptional;
   RunTensorAccess access = RunTensorAccess::kRead;
-  /// The number that Python takes in the place of the tensor; null: it takes none.
+  /// The number that Python callers may pass instead of the tensor; null: they may not.
   float AttentionTensors::* number = nullptr;
 
   /// Whether every run() of a plan with this option `shared_kv` needs the tensor.

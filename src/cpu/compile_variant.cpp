@@ -52,7 +52,8 @@ struct Compiled {
   std::string kernel_name;
 };
 
-/// $CXX, which may have options after its name, or the usual names. Empty: there is none.
+/// The compiler and its options: $CXX, or the first of the usual names that exists. Empty: there is
+/// no compiler.
 std::vector<std::string> compiler_command() {
   std::vector<std::string> command = words_of("CXX");
   if (!command.empty()) {

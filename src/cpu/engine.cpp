@@ -74,7 +74,7 @@ std::array<Kernel, kNumKernels> make_kernels() noexcept {
   return all;
 }
 
-/// Less predicted work than this, about 30 us, is done by one thread: waking a second one would
+/// Runs with a lower predicted cost, about 30 us, are done by one thread: waking a second one would
 /// take longer than it saves.
 constexpr int64_t kLeastCostToShare = 256;
 

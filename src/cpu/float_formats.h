@@ -75,7 +75,8 @@ struct SmallFloat {
     const uint32_t odd = (magnitude >> kShift) & 1U;
     const uint32_t rounded = magnitude + ((1U << (kShift - 1)) - 1) + odd;
     const uint32_t normal = (rounded - (static_cast<uint32_t>(127 - kBias) << 23)) >> kShift;
-    // Subnormal results: adding a power of two whose last bit has the weight of theirs rounds them.
+    // Subnormal results: `magic` is a power of two whose last mantissa bit has the same weight as
+    // that of the result, so adding it rounds.
     const uint32_t magic = static_cast<uint32_t>(127 - kBias + kShift + 1) << 23;
     const uint32_t subnormal = float_bits(bits_float(magnitude) + bits_float(magic)) - magic;
     const bool is_small = magnitude < (static_cast<uint32_t>(128 - kBias) << 23);

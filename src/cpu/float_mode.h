@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mode of floating-point arithmetic.
+// Sets the mode of floating-point arithmetic: how to round, and what to do with subnormal numbers.
 #pragma once
 
 #if defined(__SSE__)
@@ -28,8 +28,8 @@ class DefaultFloatMode {
   }
 
  private:
-  static constexpr uint32_t kDefault = 0x1f80;  // all exceptions masked, nothing else
-  static constexpr uint32_t kFlags = 0x3f;      // which exceptions there were
+  static constexpr uint32_t kDefault = 0x1f80;  // bits of MXCSR: only that exceptions are masked
+  static constexpr uint32_t kFlags = 0x3f;      // bits that tell which exceptions have occurred
   bool is_other() const noexcept { return (saved_ & ~kFlags) != kDefault; }
 
   uint32_t saved_;

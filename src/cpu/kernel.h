@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels.cpp exports once per instruction set it is compiled for.
+// The kernels that kernels.cpp exports, once for each instruction set that it is compiled for.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU kernels that are compiled in, once per instruction set, with FLASHPLAN_ISA as its name.
-// Nothing with external linkage but kernel_set() may come out of this file, or the linker could
-// give one instruction set's code to another: hence no std:: templates here.
+// The CPU kernels that are compiled in, once for each instruction set; FLASHPLAN_ISA is its name.
+// Only kernel_set() may have external linkage: of other functions the linker would keep one copy,
+// perhaps with instructions that the machine does not have. So no std:: templates are used here.
 #include "cpu/run_queue.h"
 
 namespace flashplan::cpu::FLASHPLAN_ISA {

@@ -2,7 +2,7 @@
 // Copies keys and values, ragged or paged and in any format, to float32 tiles.
 // Only run_queue.h includes this file, inside the namespace of an instruction set.
 
-/// Converts `num_dims` elements, and fills up with zeros to `width` floats.
+/// Converts `num_dims` elements, and appends zeros up to `width` floats.
 template <typename FormatOfRow>
 FLASHPLAN_INLINE void convert_row(const typename FormatOfRow::Storage* from, float* to,
                                   int32_t num_dims, int32_t width) {
@@ -17,18 +17,18 @@ FLASHPLAN_INLINE void convert_row<Format<DType::kFp8DsMla>>(const uint8_t* from,
   for (int32_t d = num_dims; d < width; ++d) to[d] = 0.0F;
 }
 
-/// Keys or values of all requests, as a kernel gets them.
+/// Where the keys, or the values, of all requests lie.
 struct KvRows {
   const KvView& view;
   const KeyTail& tail;
   const PageTable& pages;
   const KeyLists& lists;
-  int32_t head_dim;  // with the dims of the tail
+  int32_t head_dim;  // includes the dims of the tail
 };
 
 /// Reads keys [kv_begin, kv_end) of one segment in tiles of up to kCpuTileKv keys. Addresses are
-/// looked up some tiles ahead, so that rows can be prefetched: the prefetching of the processor
-/// itself stops at the ends of pages.
+/// looked up some tiles ahead, so that rows can be prefetched: the hardware prefetcher of the
+/// processor stops at the ends of pages.
 template <typename KvFormat>
 class KvTiles {
  public:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writing results and partial results, and merging partial results.
+// Writes results and partial results, and merges partial results.
 // Only run_queue.h includes this file, inside the namespace of an instruction set.
 
 inline float sink_of(const Sinks& sinks, int64_t qo_head) {
@@ -7,8 +7,8 @@ inline float sink_of(const Sinks& sinks, int64_t qo_head) {
   return Format<DType::kBFloat16>::load(static_cast<const uint16_t*>(sinks.data)[qo_head]);
 }
 
-/// Writes the result of row r, which is scale * v_scale * o, and its lse. It adds the sink, since
-/// it is called once for each row.
+/// Writes the result of row r, which is scale * v_scale * o, and its lse. It adds the attention
+/// sink: it is called once for each row, so a sink counts once.
 template <typename Variant>
 void write_row(const RowBlock& rows, const Variant& variant, int32_t r, const float* o, float scale,
                float lse) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rotations of heads by rotary position embeddings.
-// Included inside the namespace of an instruction set, after float_formats.h and abi/rope_turns.h.
+// This file is included inside the namespace of an instruction set, after float_formats.h and
+// abi/rope_turns.h.
 
-/// The rotation of each pair at one position.
+/// The cosine and the sine for each pair of dims at one position.
 struct Rotations {
   float cos[kMaxRotaryDim / 2];
   float sin[kMaxRotaryDim / 2];

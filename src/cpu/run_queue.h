@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU kernel: walks one work queue. Included by kernels.cpp, once per instruction set, and by
-// the source of a user's variant; FLASHPLAN_ISA is the name of a namespace for it.
+// The CPU kernel, which executes one work queue. kernels.cpp, which is compiled once for each
+// instruction set, includes this file, and so does the source of a user's variant. FLASHPLAN_ISA is
+// the name of a namespace for the contents.
 #pragma once
 
 #include "abi/begin_tile.h"
@@ -129,7 +130,7 @@ template <typename KvFormat, typename Variant>
       // neighbours in memory.
       keys.advance();
       const RopeTurns* rope = p.host.rope;
-      auto* rotations = reinterpret_cast<Rotations*>(scratch.rotations);  // of the keys
+      auto* rotations = reinterpret_cast<Rotations*>(scratch.rotations);  // one for each key
       for (int32_t j = 0; rope != nullptr && j < num_keys; ++j) {
         fill_rotations(*rope, kv + j, rotations[j]);
       }
@@ -197,7 +198,7 @@ template <typename KvFormat, typename Variant>
       continue;
     }
     const float total = sum_of_lanes(load(scratch.row_sum + int64_t{r} * kRowPadding));
-    if (total == 0.0F) {  // no visible key: o is still 0. (NaN is not 0.)
+    if (total == 0.0F) {  // there was no visible key, and o is still 0; a NaN is not 0
       scratch.lse[r] = -__builtin_inff();
       continue;
     }

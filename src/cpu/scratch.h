@@ -18,17 +18,17 @@ FLASHPLAN_INLINE int32_t padded(int32_t head_dim) {
 }
 
 struct Scratch {
-  float* q;         // [tile_q, padded(head_dim_qk)] scaled, zero in the padding
+  float* q;         // [tile_q, padded(head_dim_qk)] scaled queries, zero in the padding
   float* kv;        // [tile_kv, padded(the larger head_dim)] one tile of keys, then of values
   float* logits;    // [tile_q, tile_kv] logits, then probabilities
   float* o;         // [tile_q, padded(head_dim_vo)] sum of probability * value, then the state's o
-  float* merged_o;  // [tile_q, padded(head_dim_vo)] states merged so far
+  float* merged_o;  // [tile_q, padded(head_dim_vo)] o of the states merged so far
   float* row_max;   // [tile_q] largest logit so far
   float* row_sum;   // [tile_q, kRowPadding] sum of probabilities, a partial sum in each lane
   float* lse;       // [tile_q] lse of the state
   float* merged_max;  // [tile_q] largest lse of the merged states
   float* merged_sum;  // [tile_q] sum of their weights
-  float* rotations;   // [tile_kv] Rotations of a tile of keys, where they are rotated
+  float* rotations;   // [tile_kv] Rotations of the keys of a tile, if the plan rotates
 };
 
 /// Divides `memory` into the arrays of a worker, and returns their bytes. If `memory` is null, it

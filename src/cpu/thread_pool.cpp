@@ -23,7 +23,7 @@ class Workers {
   static constexpr uint32_t kInvitedBits = 10;
   static constexpr uint32_t kMaxInvited = (1U << kInvitedBits) - 1;
 
-  /// Serialises callers.
+  /// Held by the thread that calls run(), so that callers do not overlap.
   std::mutex caller;
 
   void run(ThreadPool::Task task, void* context, int32_t num_tasks, int32_t num_workers) noexcept {
@@ -65,8 +65,9 @@ class Workers {
     while (true) {
       round_.wait(seen, std::memory_order_acquire);
       seen = round_.load(std::memory_order_acquire);
-      // Round number and invitations are one word, so that a worker that wakes late can not take
-      // one round for the next. A round ends only when every invited worker is done.
+      // The number of the round and the number of invited workers are one word, so that a worker
+      // that wakes late can not mistake one round for another. A round ends only when every invited
+      // worker is done.
       if (id >= static_cast<int32_t>(seen & kMaxInvited)) continue;
       take_tasks(id + 1);
       if (num_busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) num_busy_.notify_one();

@@ -3,7 +3,7 @@
 // its own query and keys, never on the number of rows in the tile. Only run_queue.h includes this
 // file, inside the namespace of an instruction set.
 
-/// logits[r][j] = q[r] . k[j] for kRows rows and kKeys keys with kRows * kKeys = kLanes.
+/// Computes logits[r][j] = q[r] . k[j] for kRows rows and kKeys keys, with kRows * kKeys = kLanes.
 template <int kRows>
 FLASHPLAN_INLINE void dot_block(const float* q, const float* k, int32_t width, float* logits,
                                 int32_t logits_stride) {
@@ -32,7 +32,8 @@ FLASHPLAN_INLINE void dot_rows(const float* q, const float* k, int32_t num_keys,
   }
 }
 
-/// q: [num_rows, width], k: [num_keys rounded up to kLanes, width], logits: [num_rows, stride].
+/// Computes logits[r][j] = q[r] . k[j]. q: [num_rows, width], k: [num_keys rounded up to kLanes,
+/// width], logits: [num_rows, logits_stride].
 inline void compute_logits(const float* q, int32_t num_rows, const float* k, int32_t num_keys,
                            int32_t width, float* logits, int32_t logits_stride) {
   constexpr int kMostRows = 4;
@@ -81,7 +82,8 @@ inline float softmax_row(float* logits, int32_t num_keys, KeySpan visible, uint3
   Vec largest = splat(*row_max);
   for (int32_t j = 0; j < padded_keys; j += kLanes) largest = max(load(logits + j), largest);
   const float new_max = max_lane(largest);
-  // If all logits so far are -inf or NaN, any finite shift turns them into 0 and NaN.
+  // If all logits so far are -inf or NaN, there is no finite maximum. Any finite shift turns them
+  // into 0 and NaN.
   const float shift = new_max == minus_infinity ? 0.0F : new_max;
   const float shrink = exp(splat(*row_max - shift))[0];
   Vec total = load(row_sum) * shrink;
@@ -172,7 +174,7 @@ inline void add_seen_values(const float* p, int32_t p_stride, const uint32_t* se
                             int32_t num_rows, const float* v, int32_t v_width, int32_t width,
                             float* o) {
   for (int32_t r = 0; r < num_rows; ++r) {
-    // Takes one run of consecutive keys at a time.
+    // Adds one range of consecutive visible keys at a time.
     int32_t end = 0;
     for (uint32_t left = seen[r]; left != 0; left &= ~bits_of({0, end})) {
       const int32_t begin = __builtin_ctz(left);

@@ -7,12 +7,12 @@
 /// hooks also run on masked elements.
 struct Standard {
   static constexpr bool kUseSoftmax = true;         // false: weights are the logits themselves
-  static constexpr bool kTransformsQuery = false;   // query(): each element of q
-  static constexpr bool kTransformsKey = false;     // key(), before k_scale
-  static constexpr bool kTransformsValue = false;   // value(), before v_scale
-  static constexpr bool kTransformsLogits = false;  // logit(), before masks
-  static constexpr bool kMasksLogits = false;       // visible(), besides causal and window
-  static constexpr bool kTransformsOutput = false;  // output(): each element, normalised
+  static constexpr bool kTransformsQuery = false;   // query() changes elements of q
+  static constexpr bool kTransformsKey = false;     // key() changes elements, before k_scale
+  static constexpr bool kTransformsValue = false;   // value() changes elements, before v_scale
+  static constexpr bool kTransformsLogits = false;  // logit() changes logits, before masks
+  static constexpr bool kMasksLogits = false;       // visible() hides keys, as does the causal mask
+  static constexpr bool kTransformsOutput = false;  // output() changes elements of the normalised o
 
   explicit Standard(const AttentionParams& /*params*/) {}
 };
@@ -23,6 +23,7 @@ using Softcap = Standard;
 /// The base of a variant that has a logit() of its own.
 struct OwnLogits : Standard {
   using Standard::Standard;
-  /// softmax_scale * k_scale * q.k; on the CPU queries are scaled as they are read.
+  /// Returns softmax_scale * k_scale * q.k. That is `product` itself, because on the CPU queries
+  /// are scaled as they are read.
   FLASHPLAN_INLINE float scaled(float product) const { return product; }
 };

@@ -28,9 +28,9 @@ struct MakeIndices<0, kIndex...> {
   using type = Indices<kIndex...>;
 };
 
-/// One step of several sums at once. `a` and `b` consist of segments of kSegment lanes; the lanes
-/// of a segment belong to one sum. The result has segments of kSegment / 2 lanes: those of `a`,
-/// then those of `b`.
+/// Does one step of several sums of lanes at once. `a` and `b` consist of segments of kSegment
+/// lanes; the lanes of a segment belong to one sum. In the result each segment has half as many
+/// lanes; the segments of `a` come before those of `b`.
 template <int kSegment, int... kIndex>
 FLASHPLAN_INLINE Vec add_halves(Vec a, Vec b, Indices<kIndex...>) {
   constexpr int kHalf = kSegment / 2;
@@ -44,7 +44,7 @@ FLASHPLAN_INLINE Vec sum_lanes(Vec (&v)[kLanes]) {
   if constexpr (kCount == 1) {
     return v[0];
   } else {
-    // Combining neighbours leaves the sums in order.
+    // Neighbours are combined, so the sum of the lanes of v[i] ends up in lane i.
     for (int i = 0; i < kCount / 2; ++i) {
       v[i] = add_halves<kCount>(v[2 * i], v[2 * i + 1], typename MakeIndices<kLanes>::type());
     }
@@ -95,7 +95,7 @@ FLASHPLAN_INLINE Vec exp(Vec x) {
   p = p * r + 0.5F;
   p = p * r + 1.0F;
   p = p * r + 1.0F;
-  // A multiplication instead of an addition to the exponent bits keeps NaN.
+  // Multiplying by 2^n keeps NaN; adding n to the exponent bits would not.
   const Vec power = reinterpret_cast<Vec>(reinterpret_cast<BitsVec>(shifted) << 23);
   return x < -87.0F ? Vec{} : p * power;
 }
@@ -104,11 +104,11 @@ FLASHPLAN_INLINE Vec exp(Vec x) {
 FLASHPLAN_INLINE Vec soft_cap(Vec x, float cap) {
   const Vec ratio = x / cap;  // 1 / cap may be subnormal
   const Vec magnitude = ratio < 0.0F ? -ratio : ratio;
-  // Far from 0: cap * (1 - 2 / (e^2|ratio| + 1)), without overflow.
+  // Far from 0 the result is cap * (1 - 2 / (e^2|ratio| + 1)), in a form that does not overflow.
   const Vec e = exp(magnitude * -2.0F);
   const Vec far = cap - cap * ((e + e) / (1.0F + e));
-  // Near 0, where that cancels: an odd polynomial fitted to tanh on [0, 0.9], to 1e-9 of it. The
-  // first term is x itself, without the error of the ratio.
+  // Near 0 the difference above would cancel. There an odd polynomial is used, fitted to tanh on
+  // [0, 0.9] with a relative error of 1e-9. Its first term is x itself, without the error of ratio.
   const Vec z = ratio * ratio;
   Vec p = splat(-4.590739e-4F);
   p = p * z + 2.592804e-3F;

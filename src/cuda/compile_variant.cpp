@@ -67,7 +67,7 @@ Status compile_variant(const AttentionOptions& options, const RopeTurns* rope,
     if (!variant.name.empty()) loaded.name += "_" + variant.name;
     if (rope != nullptr) loaded.name += "_rope";
     Status status = load_code(code, &loaded);
-    if (!status.ok() && code.was_cached) {  // for example, made for a newer driver
+    if (!status.ok() && code.was_cached) {  // the cache may have code for a newer driver
       const GpuCode refused = std::move(code);
       FLASHPLAN_RETURN_IF_ERROR(make_gpu_code(variant, traits, key, &code, &refused));
       status = load_code(code, &loaded);

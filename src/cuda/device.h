@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the library asks of the CUDA runtime besides launches. It includes no CUDA header, so that
-// its users compile without a toolkit; absent.cpp then replaces device.cpp.
+// The devices that the CUDA runtime has, errors, and the modes of its calls. This file includes no
+// CUDA header, so that its users compile without a toolkit; absent.cpp then replaces device.cpp.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,9 @@ int32_t num_devices() noexcept;
 /// The facts of a device in [0, num_devices()).
 const DeviceFacts& device_facts(int32_t device) noexcept;
 
-/// kOutOfMemory or kCudaError, with `<call>: expected success, got <CUDA's text>`. `code` is a
-/// cudaError_t. Also clears the runtime's last error, so that other users of CUDA do not find it.
+/// The Status for a cudaError_t: kOutOfMemory or kCudaError, with the message `<call>: expected
+/// success, got <CUDA's text>`. Clears the runtime's last error, so that other users of CUDA do not
+/// find it.
 Status cuda_error(const char* call, int code) noexcept;
 
 /// Makes `device` the current one until the end of the scope. Does nothing if it is current
@@ -38,7 +39,7 @@ class DeviceGuard {
   const Status& status() const noexcept { return status_; }
 
  private:
-  [[maybe_unused]] int32_t previous_ = -1;  // to go back to, or -1; not used without CUDA
+  [[maybe_unused]] int32_t previous_ = -1;  // the device to restore, or -1; not used without CUDA
   Status status_;
 };
 
@@ -54,7 +55,7 @@ class ApartFromCaptures {
 
  private:
   // Not used without CUDA.
-  [[maybe_unused]] int mode_ = 0;  // to go back to
+  [[maybe_unused]] int mode_ = 0;  // the capture mode to restore
   [[maybe_unused]] bool has_changed_ = false;
 };
 

@@ -113,7 +113,7 @@ void DeviceSchedule::release() noexcept {
   if (run_done_ != nullptr) succeeded(cudaEventDestroy(run_done_));
 }
 
-// Makes `stream` wait for the last upload or run, if that was on another one.
+// Makes `stream` wait for the last upload or run, if that was on another stream.
 Status DeviceSchedule::enter(Stream stream) noexcept {
   StreamId id{stream};
   FLASHPLAN_CUDA_CALL(cudaStreamGetId, stream, &id.number);
@@ -205,7 +205,8 @@ Status DeviceSchedule::upload(const Schedules& schedules, Stream stream) noexcep
   last_event_ = nullptr;
   const cudaError_t failed = cudaEventRecord(copied_[next_staging_], stream);
   if (failed != cudaSuccess) {
-    // Without the event nothing else would say when the staging buffer may be written again.
+    // Nothing else than the event tells when the staging buffer may be written again, so this
+    // waits.
     succeeded(cudaStreamSynchronize(stream));
     return cuda_error("cudaEventRecord", failed);
   }

@@ -41,7 +41,7 @@ class DeviceSchedule {
 
   /// Makes `stream` ready for upload(), and returns the buffer to write the schedule to. After an
   /// error nothing has changed.
-  ///   kNotReady         a capture is under way
+  ///   kNotReady         `stream` is being captured, or would break a capture
   ///   kInvalidArgument  a stream of another device
   Status before_upload(Stream stream, ScheduleMemory* memory) noexcept;
 

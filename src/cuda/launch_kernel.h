@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The launch of attention kernels.
+// Prepares and launches attention kernels.
 #pragma once
 
 #include "abi/params.h"
@@ -8,9 +8,9 @@
 
 namespace flashplan::cuda {
 
-/// Makes `kernel` ready on the current device: loads it, and allows its shared memory. Once per
-/// device before the first launch. `is_compiled_in`: not code that was loaded for this
-/// architecture.
+/// Makes `kernel` ready on the current device: loads it, and allows its shared memory. Must be
+/// called once per device before the first launch. `is_compiled_in`: whether the code is part of
+/// the library, and was not compiled at run time for this architecture.
 ///   kUnsupported  CUDA picks code for another architecture, which has another geometry
 Status prepare(const Kernel& kernel, bool is_compiled_in) noexcept;
 

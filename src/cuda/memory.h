@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device memory and streams where the caller gives none, and copies to the host.
+// Device memory and streams for callers who give none, and copies to the host.
 #pragma once
 
 #include <cstddef>

@@ -10,8 +10,8 @@
 
 namespace flashplan::cuda {
 
-/// For a call that the caller can do without, or that only cleans up. If it failed, clears the
-/// runtime's last error, so that other users of CUDA do not find it. Returns whether it succeeded.
+/// Returns whether a call of CUDA succeeded. If it failed, clears the runtime's last error, so that
+/// other users of CUDA do not find it. For calls that clean up, or whose failure is no error.
 inline bool succeeded(cudaError_t code) noexcept {
   if (code != cudaSuccess) static_cast<void>(cudaGetLastError());
   return code == cudaSuccess;

@@ -21,8 +21,8 @@ constexpr int64_t kHalfBlocks = 4;  // blocks of half a row, which sm90_mla and 
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-/// The driver's function, which is not linked; null if the driver has none. Throws the cudaError_t
-/// of a failed call.
+/// Asks the driver for its function that encodes maps, which is not linked. Null if the driver has
+/// none. Throws the cudaError_t of a failed call.
 Encode find_encode() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result;
@@ -41,7 +41,7 @@ Encode encode_function() noexcept try {
   return nullptr;
 }
 
-/// One dimension of a map, the innermost first.
+/// One dimension of a map. The innermost dimension comes first.
 struct MapDim {
   int64_t size;
   int64_t stride;  // in elements
@@ -132,8 +132,8 @@ bool encode(TensorMap* map, const TensorView& tensor, const std::array<MapDim, k
   return kept != nullptr ? kept->find_or_encode(map, key) : encode(map, key);
 }
 
-/// A stride that is never used, for a dimension of size 1, may be anything: the map wants one of 16
-/// bytes.
+/// The stride of a dimension. That of a dimension of size 1 may be anything and is never used, but
+/// a map needs a multiple of 16 bytes, so it is replaced.
 int64_t stride_of(const TensorView& view, int32_t dim) {
   constexpr int64_t kUnused = 8;
   return view.shape[dim] > 1 ? view.stride[dim] : kUnused;
@@ -160,7 +160,7 @@ bool encode_tokens(TensorMap* map, const TensorView& view, int64_t group, int64_
                      {view.shape[0], stride_of(view, 0), rows / group}}});
 }
 
-/// The dimensions of keys or values that count tokens and heads.
+/// Which dimensions of the tensors of keys and values count tokens and heads.
 struct KvDims {
   int32_t token;
   int32_t head;

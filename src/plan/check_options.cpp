@@ -43,7 +43,7 @@ Status check_heads(const AttentionOptions& o) {
 Status check_device(Device device) {
   const bool exists =
       device.type == DeviceType::kCuda || (device.type == DeviceType::kCpu && device.index == 0);
-  if (exists) return {};  // whether there is such a GPU is asked later
+  if (exists) return {};  // select_kernel() checks whether this machine has the GPU
   return error(StatusCode::kInvalidArgument, "device: expected cpu or cuda:<index>, got %s",
                to_string(device).text);
 }

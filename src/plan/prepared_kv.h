@@ -16,14 +16,15 @@ namespace flashplan {
 struct Kernel;
 struct ScheduleShape;
 
-/// Where the choice for a batch is written to; see PreparedKv. Null where no kernel of the plan
-/// takes prepared keys.
+/// Memory for the choice of prepared keys; see PreparedKv. Null if no kernel of the plan takes
+/// prepared keys.
 struct PreparedTiles {
   int32_t* first_tiles = nullptr;  // [segments]
   int32_t* num_tiles = nullptr;
 };
 
-/// For how many tiles the workspace of a plan should have room; 0 if its kernel takes none.
+/// The number of prepared tiles that the workspace of a plan should have room for; 0 if its kernel
+/// takes none.
 int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kernel) noexcept;
 
 /// Decides whether the keys of `batch` are prepared, and writes where in up to `max_tiles` tiles

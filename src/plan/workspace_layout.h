@@ -11,8 +11,8 @@
 
 namespace flashplan {
 
-/// Offsets in bytes from the start of the workspace. head_dim_vo is that of the options on the CPU,
-/// that of the compiled kernel on a GPU.
+/// Offsets in bytes from the start of the workspace. On the CPU head_dim_vo is the option, on a GPU
+/// the head dim that the kernel was compiled for.
 struct WorkspaceLayout {
   std::size_t arrivals = 0;     // [merges] Arrivals (cpu)
   std::size_t scratch = 0;      // [num_ctas, scratch_bytes]: private to a worker or queue

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much memory of the workspace plans ask for.
+// Numbers that determine how large a workspace plans ask for.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,9 @@ struct WorkspaceTuning {
   // so many keys of a head. Smaller chunks, for requests of few rows, share slots.
   int32_t chunked_keys_per_queue = 16384;
 
-  // Prepared keys and values. There is room for as many keys as a plan has queries, up to
-  // most_prepared_bytes, and for prepared_keys_per_query times as many, up to
-  // enough_prepared_bytes.
+  // Room for prepared keys and values. There is room for prepared_keys_per_query times as many keys
+  // as a plan has queries, but for this not more than enough_prepared_bytes. For as many keys as
+  // queries there is room up to most_prepared_bytes.
   int64_t prepared_keys_per_query = 16;
   int64_t enough_prepared_bytes = int64_t{128} << 20;
   int64_t most_prepared_bytes = int64_t{512} << 20;

@@ -31,7 +31,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMostOutput = 64 << 10;
 
-/// Reads once, and appends what it gets to `output`. Returns false at the end of the pipe.
+/// Reads from a pipe once, and appends the bytes to `output`. Returns false at the end of the pipe.
 bool read_some(int pipe, std::string* output) {
   std::array<char, 4096> buffer;
   const ssize_t count = ::read(pipe, buffer.data(), buffer.size());
@@ -68,8 +68,8 @@ bool follow(pid_t process, int pipe, Clock::time_point deadline, std::string* ou
       is_open = read_some(pipe, output);
     }
   }
-  // Reads the last output. A pipe holds 64 KB, so processes that still write to it can not prolong
-  // this.
+  // Reads the last output, at most the 64 KB that a pipe holds, so that processes which still write
+  // to it can not keep this loop going.
   for (std::size_t i = 0; is_open && i < kMostOutput / 4096 && is_readable(pipe, 0); ++i) {
     is_open = read_some(pipe, output);
   }

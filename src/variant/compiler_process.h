@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a compiler: no shell, bounded time, bounded output.
+// Runs a compiler without a shell, for a bounded time, and keeps a bounded part of its output.
 #pragma once
 
 #include <filesystem>
@@ -26,8 +26,8 @@ class TemporaryFolder {
 struct ProcessResult {
   enum class Outcome { kEnded, kNotStarted, kTimeout };
   Outcome outcome = Outcome::kNotStarted;
-  bool succeeded = false;  // it ended with status 0, or its status is lost (SIGCHLD ignored)
-  int error = 0;           // the errno, if it was not started
+  bool succeeded = false;  // ended with status 0; if the status is lost (SIGCHLD ignored), ended
+  int error = 0;           // the errno that tells why it was not started
   std::string output;      // of stdout and stderr, the first 64 KB
 };
 

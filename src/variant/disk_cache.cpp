@@ -32,7 +32,7 @@ constexpr std::string_view kSuffix = ".variant";
 constexpr std::string_view kLockSuffix = ".variant.lock";
 constexpr std::size_t kKeySize = 64;
 constexpr std::string_view kMagic = "flashplan cache 1";  // stands before the final checksum
-// Larger than any compiled variant. Larger files are not read.
+// The largest file that is read. No compiled variant is so large.
 constexpr std::size_t kMostFileBytes = 256 << 20;
 constexpr std::size_t kTrailerSize = kMagic.size() + sizeof(Sha256::Digest);
 

@@ -17,8 +17,8 @@ namespace flashplan {
 
 class DiskCache {
  public:
-  /// Uses the folder FLASHPLAN_CACHE_DIR, else flashplan in XDG_CACHE_HOME or ~/.cache. Reads the
-  /// environment now.
+  /// Uses the folder FLASHPLAN_CACHE_DIR, or else the folder flashplan in XDG_CACHE_HOME or
+  /// ~/.cache. The constructor reads these environment variables.
   DiskCache();
 
   /// The content of a file, if it exists and is undamaged. Marks the file as used now. The name is
@@ -31,8 +31,8 @@ class DiskCache {
 
   /// A lock between processes, so that one compiles a variant and the others, which wait here, then
   /// load what it has stored. A process stops waiting after ten times compile_seconds(), since the
-  /// holder may have been stopped. Without a usable cache folder there is no lock, and nobody
-  /// waits.
+  /// process that holds the lock may have been stopped. Without a usable cache folder there is no
+  /// lock, and nobody waits.
   class Lock {
    public:
     Lock(const DiskCache& cache, const std::string& name);

@@ -13,7 +13,7 @@
 
 namespace flashplan {
 
-/// The code of a kernel family, as it is compiled at run time.
+/// The code of a kernel family that is compiled at run time.
 struct DeviceProgram {
   const char* header = nullptr;
   const char* kernel = nullptr;  // a template of namespace flashplan::device
@@ -49,10 +49,10 @@ struct GpuCode {
 ///   kUnsupported  there is no NVRTC, whose version is part of the hash
 Status gpu_code_key(const Variant::Impl& variant, const GpuKernelTraits& traits, std::string* key);
 
-/// Gets the code from the cache on disk, or compiles it. `key` is that of gpu_code_key(). `refused`
-/// is code from the cache that the driver could not load, or null at the first attempt: such code
-/// is compiled again, and replaced in the cache. Errors are those of compile_with_nvrtc();
-/// Variant::compile_log() then has the log.
+/// Gets the code from the cache on disk, or compiles it. `key`: the result of gpu_code_key().
+/// `refused`: code from the cache that the driver could not load, or null. It is compiled again,
+/// and replaced in the cache. Errors are those of compile_with_nvrtc(); Variant::compile_log() then
+/// has the log.
 Status make_gpu_code(const Variant::Impl& variant, const GpuKernelTraits& traits,
                      const std::string& key, GpuCode* code, const GpuCode* refused = nullptr);
 

@@ -27,8 +27,8 @@ Status load_nvrtc(const char* argument = "variant") noexcept;
 /// The version of the loaded library, such as "13.0"; empty if none is loaded.
 std::string nvrtc_version();
 
-/// Compiles `source`, which may include the library's own headers, for an architecture ("sm_90a").
-/// `kernel`: a template-id of a kernel.
+/// Compiles `source`, which may include the library's own headers. `kernel`: the kernel in
+/// `source`, a template with its arguments. `options`: options of NVRTC, such as the architecture.
 ///   kInvalidArgument  it does not compile, or not within compile_seconds(); see the log
 ///   kUnsupported      there is no NVRTC
 Status compile_with_nvrtc(const std::string& source, const std::string& kernel,

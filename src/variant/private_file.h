@@ -32,14 +32,14 @@ class Descriptor {
 /// can not be used; it stays empty if there is no such folder and it was not to be made.
 Descriptor open_private_folder(const std::filesystem::path& path, bool make, std::string* problem);
 
-/// Opens a file for reading, if it is a regular file of this user that nobody else may write.
-/// Neither follows links nor waits for the other end of a pipe.
+/// Opens a file for reading, if it is a regular file of this user that nobody else may write, and
+/// has at most `most_bytes` bytes. Does not follow links, and does not wait if it is a pipe.
 Descriptor open_private_file(int folder, const std::string& name, std::size_t most_bytes);
 
 /// The content of a descriptor's regular file; none if it can not be read, or not all of it.
 std::optional<std::string> read_whole(int file);
 
-/// Returns false, with errno, if not everything could be written.
+/// Writes `content`. Returns false, and sets errno, if not everything could be written.
 bool write_all(int file, std::string_view content) noexcept;
 
 /// Writes a file under a name that nobody can foresee, `name` and 16 hexadecimal digits, and then

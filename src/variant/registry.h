@@ -24,7 +24,7 @@ class Registry {
     return *code;
   }
 
-  /// The registry of this process; that of a forked child begins empty.
+  /// The registry of this process. A forked child gets an empty one.
   static Registry& instance() {
     if (auto* const registry = of_this_process<Registry>()) return *registry;
     throw std::bad_alloc();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns a description into source that both engines compile.
+// Turns the description of a variant into source code for the CPU and for GPUs.
 #pragma once
 
 #include <string>
@@ -9,9 +9,10 @@
 
 namespace flashplan {
 
-/// The source of `struct UserVariant`. It is compiled where an engine's Standard, Softcap and
-/// OwnLogits and the functions of abi/variant_math.h are declared. `softcap`: whether the plan has
-/// one. `rope`: the plan's rotation, if the engine has rotations compiled in (GPU); else null.
+/// The source of `struct UserVariant`. It must be compiled behind the declarations of Standard,
+/// Softcap and OwnLogits (variant.h of cpu or kernels/device) and of the functions in
+/// abi/variant_math.h. `softcap`: whether the plan has one. `rope`: the plan's rotation if it is to
+/// be compiled in, as on a GPU, else null.
 std::string variant_source(const Variant::Impl& variant, bool softcap,
                            const RopeTurns* rope = nullptr);
 

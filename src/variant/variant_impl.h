@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checked description of a variant, and its source.
+// The description of a variant, after Variant::create() has checked it.
 #pragma once
 
 #include <cstdint>

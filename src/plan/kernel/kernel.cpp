@@ -47,9 +47,9 @@ std::size_t no_scratch_bytes(const Kernel& /*kernel*/,
 }
 
 std::size_t merged_state_bytes(const Kernel& kernel, const AttentionOptions& options) noexcept {
-  // The states of chunks are merged one after the other into this one. A thread merges four dims
-  // of a row alone, so it keeps its own copy of the row's maximum and sum beside them. Any other
-  // state stays in registers.
+  // Only batch-invariant kernels need this memory: the states of chunks are merged into it, one
+  // after the other. Each thread merges four dims of a row, and keeps its own copy of the row's
+  // maximum and sum beside them.
   if (!options.batch_invariant) return 0;
   const auto quads = static_cast<std::size_t>(kernel.geometry.tile_q) *
                      static_cast<std::size_t>(kernel.head_dim_vo) / 4;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kernel as a value: what it serves, its geometry, and the handle of its code. Values compare and
-// print; select_kernel() is the only place that chooses those of a plan.
+// A kernel as a value: the options it serves, its geometry, and the handle of its code. Such values
+// can be compared and printed. select_kernel() alone chooses the kernels of a plan.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ namespace flashplan {
 struct AttentionParams;
 struct Kernel;
 
-/// The options that a kernel may not serve, in the order in which they are compared.
+/// The options by which a kernel may fail to serve a plan, in the order in which they are compared.
 enum class Axis : int32_t {
   kKernels,
   kSharedKv,
@@ -50,15 +50,15 @@ struct KernelFamily {
   const DeviceProgram* program = nullptr;
   /// Whether the kernels run work tiles of shared prefixes, and their merges.
   bool shares_prefixes = false;
-  /// Whether the kernels are for plans with shared_kv, or for those without; the CPU's are for
+  /// Whether the kernels are for plans with shared_kv or for plans without. CPU kernels are for
   /// both.
   bool shared_kv = false;
   /// Whether a CTA merges requests with their prefixes after all tiles of its queue, not after each
   /// tile.
   bool merges_readers_last = false;
 
-  /// The first axis along which `kernel` does not serve `options`, which allow its group; kNone: it
-  /// serves them.
+  /// The first axis along which `kernel` does not serve `options`; kNone: it serves them. Requires
+  /// options that allow the kernel's group.
   Axis (*first_unserved)(const Kernel& kernel, const AttentionOptions& options) noexcept;
   /// Bytes of the workspace that each queue needs for itself.
   std::size_t (*scratch_bytes)(const Kernel& kernel, const AttentionOptions& options) noexcept;
@@ -98,8 +98,8 @@ struct KernelCode {
   /// On the CPU: runs queue `cta` on the calling thread, with a worker's scratch memory.
   void (*run_queue)(const AttentionParams& params, int32_t cta,
                     std::byte* scratch) noexcept = nullptr;
-  const void* few_rows_first = nullptr;   // the body of few rows comes first in the code
-  const void* many_rows_first = nullptr;  // the same kernel in the other order
+  const void* few_rows_first = nullptr;   // the kernel with the body for few rows first in its code
+  const void* many_rows_first = nullptr;  // the kernel with its bodies in the other order
   // The kernel for heads of KernelGeometry::paired_dims, if they have code of their own.
   const void* short_rows_first = nullptr;
   // The kernel for keys whose last dims are in a tensor of their own, without shared_kv. Null: the
@@ -112,12 +112,12 @@ struct KernelCode {
 struct Kernel {
   std::string_view name;  // "sm80_bf16_e4m3_d128"; ends with NUL, lives as long as the code
   const KernelFamily* family = nullptr;
-  Architecture architecture;  // of the code
+  Architecture architecture;  // what the code was compiled for
   DType q_dtype = DType::kFloat32;
   /// An 8-bit dtype of queries that the kernel also serves: it widens them to `q_dtype`.
   std::optional<DType> narrow_q_dtype;
   DType kv_dtype = DType::kFloat32;
-  int32_t head_dim_qk = 0;  // serves every head dim up to these; on the CPU there is no limit
+  int32_t head_dim_qk = 0;  // the largest head dims that it serves; on the CPU there is no limit
   int32_t head_dim_vo = 0;
   bool softcap = false;  // whether it applies a softcap
   KernelGeometry geometry;
@@ -153,7 +153,8 @@ struct ArchitectureNames {
 };
 ArchitectureNames architectures_of(std::span<const Kernel> kernels) noexcept;
 
-/// first_unserved() of kernels that are compiled for dtypes, head dims and softcap.
+/// KernelFamily::first_unserved of kernels that are compiled for certain dtypes, head dims and
+/// softcap.
 Axis first_unserved_axis(const Kernel& kernel, const AttentionOptions& options) noexcept;
 /// Whether the kernel reads kv heads two at a time in decodes. Code for variants and masks does
 /// not.
@@ -164,11 +165,12 @@ bool needs_compiler(const AttentionOptions& options) noexcept;
 /// Whether tensor maps can bring the keys: each page consists of whole boxes, which have 8 rows, or
 /// there are no pages.
 bool has_boxes(const AttentionOptions& options) noexcept;
-/// preference() of families that serve everything on their devices.
+/// KernelFamily::preference of families that serve all options on their devices.
 int32_t no_preference(const AttentionOptions& options, BatchKind kind) noexcept;
-/// scratch_bytes() of kernels that need no memory for a queue.
+/// KernelFamily::scratch_bytes of kernels whose queues need no memory of their own.
 std::size_t no_scratch_bytes(const Kernel& kernel, const AttentionOptions& options) noexcept;
-/// scratch_bytes() of kernels whose queues keep the merged state of a batch-invariant tile.
+/// KernelFamily::scratch_bytes of kernels whose queues keep the merged state of a batch-invariant
+/// tile.
 std::size_t merged_state_bytes(const Kernel& kernel, const AttentionOptions& options) noexcept;
 
 /// The kernel that was chosen for a Plan and a kind of batches.

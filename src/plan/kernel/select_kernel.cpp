@@ -138,8 +138,8 @@ Text asked(const AttentionOptions& o, Axis axis, const char** argument) {
   return asked;
 }
 
-/// The error for options that no kernel serves. `axis` is the one at which the kernels that come
-/// nearest do not match; the message lists the values that they have there.
+/// The error for options that no kernel serves. `axis`: where the nearest kernels fail, those that
+/// match at all earlier axes. The message lists the values that these kernels have there.
 Status unserved(const AttentionOptions& o, const DeviceLimits& device, Axis axis) {
   List offers;
   for (const Kernel& kernel : device.kernels) {
@@ -153,9 +153,9 @@ Status unserved(const AttentionOptions& o, const DeviceLimits& device, Axis axis
                o.device.type == DeviceType::kCpu ? "cpu" : "cuda", got.text);
 }
 
-/// Whether `a` goes before `b` where both serve the options: the one with smaller head dims does,
-/// then the one whose family has the higher preference, then the one for the newer architecture.
-/// CUDA too runs the code of the newest architecture that the GPU can run.
+/// Whether `a` is chosen rather than `b` if both serve the options: the kernel with smaller head
+/// dims, then the one whose family has the higher preference, then the one for the newer
+/// architecture. CUDA too runs the code of the newest architecture that the GPU can run.
 bool is_better(const Kernel& a, const Kernel& b, const AttentionOptions& options, BatchKind kind) {
   const auto key = [&](const Kernel& kernel) {
     return std::tuple(kernel.head_dim_qk + kernel.head_dim_vo,
@@ -186,7 +186,8 @@ Status select_for(BatchKind kind, const AttentionOptions& options, const DeviceL
   if (pairs_heads(*best, options) && code.short_rows_first != nullptr) {
     code.few_rows_first = code.many_rows_first = code.short_rows_first;
   }
-  // One queue for each CTA that a GPU holds at once, so that no CTA waits for another one to end.
+  // There is one queue for each CTA that a GPU holds at once, so that no CTA waits for another one
+  // to end.
   choice->num_ctas = options.num_ctas;
   if (options.num_ctas == 0) {
     choice->num_ctas =

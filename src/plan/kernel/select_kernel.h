@@ -36,9 +36,10 @@ struct KernelChoices {
   std::optional<KernelChoice> second;
 };
 
-/// Checks `options`, and chooses the kernels with their numbers of work queues. Pure.
+/// Checks `options`, and chooses the kernels with their numbers of work queues. The result depends
+/// on the arguments alone.
 ///   kInvalidArgument  an option is out of range
-///   kUnsupported      no kernel; the message says what there is
+///   kUnsupported      no kernel serves the options; the message lists what the kernels serve
 Status select_kernel(const AttentionOptions& options, const DeviceLimits& device,
                      KernelChoices* choices) noexcept;
 

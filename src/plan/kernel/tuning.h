@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What was measured of the kernel families: for the scheduler, and for the choice between them.
+// Numbers that were measured for each kernel family. The scheduler uses them, and the choice
+// between families does.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,9 @@ struct BatchTuning {
   /// A request of at most so many packed query rows is one of few rows. With more rows, the kernels
   /// for many rows are faster.
   int32_t few_rows = 16;
-  /// `few_rows` in batch-invariant plans, whose kernels for many rows cut no row tile. A request of
-  /// few tokens and many keys, such as a draft, would then run on a CTA for each kv head.
+  /// The limit `few_rows` for batch-invariant plans. Their kernels for many rows cut no row tile,
+  /// so a request of few tokens and many keys, such as a draft, would keep one CTA for each kv head
+  /// busy for long.
   int32_t few_rows_of_invariant = 64;
   /// Decodes try the kernel for many rows only if sharing saves them at least least_shared_keys
   /// keys of a head for each SM, and at least 1 / least_shared_part of all keys. With that kernel,
@@ -38,7 +40,7 @@ struct BatchTuning {
 };
 inline constexpr BatchTuning kBatchTuning;
 
-/// What a processor does in a clock where the kernels for many and for few rows run side by side.
+/// What an SM does in a clock while the kernels for many and for few rows run side by side.
 struct SideBySideTuning {
   /// For prompts: an H200 has 132 SMs at 1.755 GHz, which reach 680 TFLOP/s together.
   double flops_per_clock = 2900;

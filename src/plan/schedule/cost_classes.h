@@ -10,14 +10,15 @@
 
 namespace flashplan {
 
-/// Sorts things by cost class, largest first: add() the class of each, call start(), then place()
-/// gives the place of each. Eight classes per power of two are fine enough for longest-first.
+/// Sorts things by cost class, the largest first. The caller calls add() with the class of each,
+/// then start(), then place() for each, which returns its place in the order. There are eight
+/// classes for each power of two, which is fine enough for placing the longest first.
 class CostClasses {
  public:
   static constexpr uint16_t kLast = 48 * 8;  // no cost has this class, which comes last
 
   static uint16_t of(int64_t cost) {
-    // The position of the leading bit and the three bits after it: a logarithm, piecewise linear.
+    // The position of the leading bit and the three bits after it are a piecewise linear logarithm.
     const uint64_t at_least_8 = static_cast<uint64_t>(cost) + kPerOctave;
     const auto exponent = static_cast<uint32_t>(std::bit_width(at_least_8)) - 4;
     const uint32_t log_scale =

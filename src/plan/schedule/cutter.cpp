@@ -92,7 +92,7 @@ struct Cutter::Position {
   bool fits_shelf(int32_t count, int32_t rows) const {
     return count <= shelf.num_slots && shelf.num_rows + rows <= tile_q;
   }
-  /// Takes the place of `count` chunks of `rows` rows, on the shelf or on a new one. Returns their
+  /// Takes room for `count` chunks of `rows` rows, on the shelf or on a new one. Returns their
   /// first partial row.
   int32_t take_chunks(int32_t count, int32_t rows) {
     if (!fits_shelf(count, rows)) {
@@ -134,7 +134,7 @@ struct Cutter::Position {
   int32_t num_cut;
   Uncut* next_uncut;
   int64_t cta;
-  int64_t room;  // in the queue of `cta`
+  int64_t room;  // cost that still fits into the queue of `cta`
 };
 
 /// Puts the heads of one item into queues, cut where a queue is full. `kChunked`: for
@@ -181,7 +181,7 @@ class Cutter::ItemCuts {
            tile_.num_rows * at_.heads_at_once <= at_.tile_q && tile_.keys.end <= kMostKeys &&
            tile_.head_cost <= at_.capacity;
   }
-  /// The results of a sharer are partial even if it is not cut.
+  /// Whether the tile is a sharer's. The results of a sharer are partial even if it is not cut.
   bool shares() const { return merge_of_head_0_ >= 0; }
   bool has_slots(int32_t count) const { return at_.num_slots + count <= at_.max_slots; }
   /// Whether there is room for the states of the next heads, if they are cut.
@@ -297,7 +297,7 @@ class Cutter::ItemCuts {
   // Costs of one head:
   const int64_t of_partial_;  // cost of a partial result
   const int64_t of_piece_;    // cost of a piece besides its steps
-  const int32_t at_once_;     // heads that are cut together
+  const int32_t at_once_;     // how many heads are cut at the same keys
   const int32_t heads_end_;
   int32_t head_;
   int32_t cut_heads_ = 1;  // at_once_, or fewer at the end

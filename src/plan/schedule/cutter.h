@@ -20,13 +20,14 @@ struct Item {
   int32_t cta;
 };
 
-/// Lays items end to end, over (head, step), and cuts where a queue is full (McNaughton's
-/// wrap-around rule). A queue then has at most two pieces of split heads: its first and its last.
+/// Lays items end to end, the steps of one head after those of another, and cuts where a queue is
+/// full (McNaughton's wrap-around rule). A queue then has at most two pieces of split heads: its
+/// first and its last piece.
 class Cutter {
  public:
   /// Allocates for up to `max_pieces` pieces. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, int32_t max_pieces);
-  /// See Scheduler::take_queues().
+  /// Leaves all queues but the first `num_queues` empty; see Scheduler::take_queues().
   void take_queues(int32_t num_queues) noexcept { shape_.num_ctas = num_queues; }
 
   /// Begins a batch. The merges of its sharers are written already; merges of other heads that are
@@ -76,7 +77,7 @@ class Cutter {
   void lay_items(const RowTiles& row_tiles, std::span<const Item> items);
 
   ScheduleShape shape_;
-  std::vector<WorkTile> pieces_;     // queue after queue
+  std::vector<WorkTile> pieces_;     // the pieces of all queues, one queue after the other
   std::vector<int32_t> piece_ends_;  // piece_ends_[c]: where the pieces of queue c begin
   int64_t capacity_ = 0;
   int64_t* loads_ = nullptr;

@@ -108,7 +108,7 @@ Status PrefixGroups::check_nesting(const Batch& batch, std::size_t size,
       *num_shared_keys += int64_t{group.num_requests - 1} * (open.most_tokens - outer_tokens);
       open_[depth++] = open;
     }
-    // The requests up to the next begin or end of a group are in the same groups.
+    // All requests from r up to the next begin or end of a group are in the same groups.
     int32_t end = next < size ? read_[next].first_request : num_requests;
     if (depth > 0) {
       const Open& longest = open_[depth - 1];

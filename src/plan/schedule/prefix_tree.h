@@ -14,7 +14,7 @@
 
 namespace flashplan {
 
-/// A row of Batch::shared_prefixes, and its number.
+/// A row of Batch::shared_prefixes, with its number `row`.
 struct PrefixGroup {
   int32_t first_request;
   int32_t num_requests;
@@ -32,7 +32,7 @@ class PrefixGroups {
   ///   kInvalidArgument  a row is wrong, which the message names; the groups stay as they were
   Status read(const Batch& batch) noexcept;
 
-  /// Sorted by first request; of groups with the same one, outer groups come first.
+  /// The groups, sorted by first request. Outer groups come before groups inside them.
   std::span<const PrefixGroup> in_order() const { return {groups_.data(), size_}; }
   /// How many fewer keys all requests together would read if each prefix was read once.
   int64_t num_shared_keys() const { return num_shared_keys_; }
@@ -42,7 +42,7 @@ class PrefixGroups {
   struct Open {
     int32_t end;          // its last request + 1
     int32_t most_tokens;  // the most tokens of this group and the groups around it
-    int32_t row;          // of the group with the most tokens
+    int32_t row;          // number of the group that has the most tokens
   };
 
   Status check_nesting(const Batch& batch, std::size_t size, int64_t* num_shared_keys) noexcept;
@@ -61,7 +61,7 @@ class PrefixGroups {
 struct SharedPrefix {
   int32_t first_request;
   int32_t num_requests;
-  int32_t num_rows;      // packed, for one kv head
+  int32_t num_rows;      // packed query rows for one kv head
   int32_t num_readers;   // how many of its requests have rows
   int32_t first_reader;  // the number of its first reader among the sharers
   int32_t parent;        // the prefix around it, or -1
@@ -131,7 +131,7 @@ class PrefixTree {
   std::vector<int32_t> readers_before_;  // requests with rows before a request
   std::size_t num_prefixes_ = 0;
   int32_t num_requests_ = 0;
-  int32_t num_rows_ = 0;  // of all sharers, for one kv head
+  int32_t num_rows_ = 0;  // packed query rows of all sharers, for one kv head
   int64_t saved_cost_ = 0;
   int64_t cached_cost_ = 0;
 };

@@ -60,7 +60,7 @@ void QueueFiller::fill(const TileSet& tiles, const Segment* segments, const Shar
       return;
     }
   }
-  // The paper's L_kv, as a cost: what each CTA would get of a perfect division.
+  // The share is what each CTA would get of a perfect division, as a cost; the paper's L_kv.
   const int64_t cost = std::accumulate(loads.begin(), loads.end(), tiles.cost);
   const int64_t share = cost / shape_.num_ctas + 1;
   if (!shape_.cuts) {
@@ -178,7 +178,7 @@ void QueueFiller::reduce_slack(int64_t share, int64_t too_little, int64_t enough
   if (last != enough) place_the_rest(share + enough);
 }
 
-/// Gives items to the CTAs in serpentine order, where they fit.
+/// Gives items to the CTAs in serpentine order. Items that do not fit are left.
 class QueueFiller::Dealer {
  public:
   Dealer(QueueFiller& filler, int64_t capacity)
@@ -321,7 +321,7 @@ void QueueFiller::place_whole(int32_t first, int64_t capacity) {
   }
 }
 
-/// The slack of the first try: how much a queue may get beyond its share, for what cuts add.
+/// The slack of the first try: how much more than its share a queue may get, because cuts add work.
 int64_t QueueFiller::first_slack(int64_t share) const {
   int32_t rows = 0;
   for (int32_t n = 0; n < num_left_; ++n) {
@@ -332,7 +332,7 @@ int64_t QueueFiller::first_slack(int64_t share) const {
   if (tiles_->queues_wait) {
     const int64_t step = shape_.cost.of_step(rows);
     const int64_t fixed = tile + shape_.cost.of_write(rows);
-    if (num_dealt_ > 0) return fixed + step;  // what one cut may add
+    if (num_dealt_ > 0) return fixed + step;  // the most that one cut may add
     // No tile fits into a queue, so each queue gets one piece, of the same number of steps.
     const auto num_tiles = static_cast<int64_t>(tiles_->longest_first.size()) * shape_.num_kv_heads;
     const int64_t steps = std::max<int64_t>(tiles_->cost - num_tiles * fixed, 0) / step;
@@ -358,7 +358,8 @@ int64_t QueueFiller::first_slack(int64_t share) const {
   return std::max(least, std::min(of_both_ends, 2 * share / kTuning.slack_part));
 }
 
-/// Heads of `tile` per item: enough for about item_steps steps, at most a part of a queue's share.
+/// How many heads of `tile` an item has: so many that it has about item_steps steps, but takes at
+/// most a part of a queue's share.
 int32_t QueueFiller::heads_per_item(const RowTile& tile, int64_t share) const {
   const int64_t of_step = shape_.cost.of_step(shape_.tile_q);
   const int64_t wanted =
@@ -367,9 +368,9 @@ int32_t QueueFiller::heads_per_item(const RowTile& tile, int64_t share) const {
   return static_cast<int32_t>(std::clamp<int64_t>(wanted, least_heads_, shape_.num_kv_heads));
 }
 
-/// Heads per item of a sharer. Prefixes are dealt head by head. Of requests, an item has as many
-/// heads as leave about one item for each queue, because whoever finishes the last piece of a row
-/// merges it, and merging is to be divided among the CTAs.
+/// How many heads an item of a sharer has. Prefixes are dealt head by head. Items of requests have
+/// so many heads that there is about one item for each queue: the CTA that finishes the last piece
+/// of a row merges it, and this work should be divided among the CTAs.
 int32_t QueueFiller::heads_per_sharer() const {
   if (shape_.item_steps == 0 || tiles_->num_sharers == 0) return shape_.num_kv_heads;
   if (tiles_->queues_wait) return least_heads_;
@@ -377,8 +378,8 @@ int32_t QueueFiller::heads_per_sharer() const {
   return std::clamp(heads, least_heads_, shape_.num_kv_heads);
 }
 
-/// Places what is left. Returns by how much the last queue, which takes the rest, is longer than
-/// `capacity`.
+/// Places the items that were not dealt. The last queue takes all that does not fit elsewhere.
+/// Returns by how much its cost exceeds `capacity`.
 int64_t QueueFiller::place_the_rest(int64_t capacity) {
   std::copy(dealt_cost_.begin(), dealt_cost_.end(), loads_.begin());
   num_whole_ = num_dealt_;

@@ -14,8 +14,8 @@
 
 namespace flashplan {
 
-/// The fewest kv heads of an item. This limits how many items the largest batch has, and with them
-/// what is copied to the device.
+/// The fewest kv heads that an item may have. This bounds the number of items of the largest batch,
+/// and so the bytes that are copied to the device.
 int32_t least_heads_per_item(const ScheduleShape& shape, int64_t max_row_tiles) noexcept;
 
 /// The row tiles of a batch, or some of them, which are divided together.
@@ -39,21 +39,21 @@ struct TileSet {
 /// does not allocate.
 class QueueFiller {
  public:
-  /// `max_items`: before cuts; `max_work_tiles`: after them; `max_row_tiles`: of the requests of
-  /// the largest batch. May throw std::bad_alloc.
+  /// Allocates memory for the largest batch: `max_items` items before cuts, `max_work_tiles` work
+  /// tiles after cuts, `max_row_tiles` row tiles of requests. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, int32_t max_items, int32_t max_work_tiles,
                int32_t max_row_tiles);
-  /// See Scheduler::take_queues().
+  /// Leaves all queues but the first `num_queues` empty; see Scheduler::take_queues().
   void take_queues(int32_t num_queues);
 
-  /// `segments` and the merges in `sharing` are those of the batch. `loads` is the predicted cost
-  /// of what each queue has already; empty: none has anything.
+  /// Divides `tiles` among the queues. `segments` and `sharing` are those of the batch. `loads`:
+  /// the predicted cost of the work that each queue has already; empty: all queues are empty.
   void fill(const TileSet& tiles, const Segment* segments, const SharingMerges& sharing,
             std::span<const int64_t> loads = {});
 
   // Results of the last fill():
 
-  /// Predicted cost per CTA, with what the queue had before.
+  /// The predicted cost of each queue, including the `loads` that fill() got.
   std::span<const int64_t> loads() const { return loads_; }
   /// The items that are whole, each with its CTA.
   std::span<const Item> whole() const {
@@ -67,7 +67,7 @@ class QueueFiller {
 
   void fill_queues(int64_t share, int32_t heads_at_once);
   void fill_uncut(int64_t share);
-  /// Whether the items that were not dealt go to the least loaded queues, before any is cut.
+  /// Whether items that were not dealt are given to the least loaded queues before any is cut.
   bool has_heap() const { return !shape_.cuts || !tiles_->groups.empty(); }
   void place_without_cuts();
   void deal_items(int64_t share, int64_t capacity);
@@ -81,8 +81,8 @@ class QueueFiller {
   int32_t heads_per_sharer() const;
 
   ScheduleShape shape_;
-  int32_t least_heads_ = 1;         // per item
-  const TileSet* tiles_ = nullptr;  // during fill()
+  int32_t least_heads_ = 1;         // see least_heads_per_item()
+  const TileSet* tiles_ = nullptr;  // the argument of fill(), while it runs
   std::span<const int64_t> loads_before_;
   int32_t heads_at_once_ = 1;
   Cutter cutter_;

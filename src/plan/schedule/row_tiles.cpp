@@ -43,7 +43,8 @@ void write_segments(const Batch& batch, bool paged, Segment* segments) {
   return begin < all.end ? KeySpan{begin, all.end} : KeySpan{0, 0};
 }
 
-/// The keys that queries `first` to `last` of a request see together, from the begin of a step on.
+/// The keys that queries `first` to `last` of a request see together. The begin is rounded down to
+/// the begin of a step.
 KeySpan visible_keys(const ScheduleShape& shape, const Batch& batch, const Segment& request,
                      int32_t first, int32_t last) {
   const int32_t kv_len = request.position + request.qo_len;
@@ -172,7 +173,8 @@ RowTiles::Collector RowTiles::collect_tiles(const Batch& batch, int32_t request,
   if (in_group) {
     groups_[num_groups_++] = {static_cast<int32_t>(collector.next() - tiles_.data()), num_tiles};
   }
-  // The query and head of the first row of a tile advance by the same numbers: no division.
+  // From tile to tile, the query and head of the first row advance by the same numbers, which saves
+  // a division.
   int32_t query = 0;
   int32_t head = 0;
   for (int32_t t = 0; t < num_tiles; ++t) {

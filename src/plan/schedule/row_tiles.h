@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row tiles of one step: what there is to schedule.
+// The row tiles of one step of the engine, which are the work to be scheduled.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +25,8 @@ struct RowTile {
   int32_t row_tile;  // number in the segment
   KeySpan keys;      // keys that its rows may see, begins at a step; {0, 0}: none
   uint16_t num_rows;
-  uint16_t cost_class;  // CostClasses::kLast: in a group
-  int32_t sharer;       // see PrefixTree; -1: none
+  uint16_t cost_class;  // CostClasses::kLast: the tile is in a group
+  int32_t sharer;       // number of its sharer, see PrefixTree; -1: it has none
 
   bool in_group() const { return cost_class == CostClasses::kLast; }
 };
@@ -50,10 +50,11 @@ struct RowTileGroup {
 /// Collects row tiles without allocating.
 class RowTiles {
  public:
-  /// For batches of up to `max_requests` that have up to `max_row_tiles`. May throw std::bad_alloc.
+  /// Allocates memory for batches of up to `max_requests` requests and `max_row_tiles` row tiles.
+  /// May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, int32_t max_requests, int32_t max_row_tiles);
 
-  /// See Scheduler::take_rows().
+  /// Leaves out requests of fewer or more packed query rows; see Scheduler::take_rows().
   void take_rows(int32_t least, int32_t most) noexcept {
     shape_.min_rows = least;
     shape_.max_rows = most;

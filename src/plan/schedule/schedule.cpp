@@ -191,10 +191,11 @@ int64_t Scheduler::capacity_of_prefixes() const {
   return is_short && is_small ? capacity : 0;
 }
 
-/// What each queue has before requests are divided: the predicted cost of its prefixes. Queues that
-/// end their prefixes early are filled up by requests that read none. Where these do not suffice,
-/// all queues count as being as long as the longest, because a request that is ready before its
-/// prefixes are is merged by the CTA that ends a prefix, which has many of them to merge.
+/// The predicted cost of the prefixes of each queue, with which queues start before requests are
+/// divided. Queues that end their prefixes early are filled up by requests that read no prefix. If
+/// there are too few such requests, all queues count as being as long as the longest one: a request
+/// that is ready before its prefixes would be merged by the CTA that ends a prefix, which has many
+/// requests to merge.
 std::span<const int64_t> Scheduler::loads_of_prefixes() {
   const std::span<const int64_t> loads = prefix_filler_.loads();
   const int64_t longest = *std::max_element(loads.begin(), loads.end());

@@ -25,15 +25,15 @@ struct ScheduleBounds {
   int32_t items;      // items before cuts
   int32_t work_tiles;
   int32_t merges;
-  int32_t mask_begins = 0;     // set by whoever plans with masks
-  int32_t prepared_tiles = 0;  // set by whoever prepares keys
+  int32_t mask_begins = 0;     // set by callers whose plans have masks
+  int32_t prepared_tiles = 0;  // set by callers whose plans prepare keys
 };
 ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_size,
                                int32_t max_qo_tokens);
 /// Bounds with room for any schedule within `a` or within `b`.
 ScheduleBounds larger(const ScheduleBounds& a, const ScheduleBounds& b);
 
-/// Where a schedule is written to, with room for its bounds. Whoever owns it keeps it until the
+/// The memory that a schedule is written to, with room for its bounds. Its owner keeps it until the
 /// schedule is no longer used.
 struct ScheduleMemory {
   Segment* segments = nullptr;
@@ -41,7 +41,7 @@ struct ScheduleMemory {
   WorkTile* tiles = nullptr;
   int32_t merges_taken = 0;  // merges at the end that the schedule of another kernel has
   // Not written by the scheduler:
-  int32_t* mask_begins = nullptr;  // of the requests
+  int32_t* mask_begins = nullptr;  // [requests]
   PreparedTiles prepared = {};
 };
 
@@ -91,7 +91,7 @@ struct Schedule {
 /// Makes schedules without allocating.
 class Scheduler {
  public:
-  /// For batches within the bounds. May throw std::bad_alloc.
+  /// Allocates memory for batches within the bounds. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, const ScheduleBounds& bounds);
 
   /// Leaves requests of fewer than `least` or more than `most` packed query rows out of the next
@@ -136,7 +136,7 @@ class Scheduler {
   bool gains_by_prefixes_ = false;
   SharingMerges sharing_;
   RowTiles row_tiles_;
-  QueueFiller prefix_filler_;  // if prefixes come first
+  QueueFiller prefix_filler_;  // divides the prefixes, if they come first
   QueueFiller filler_;
   // For each queue, the index at which its next whole item is written.
   std::vector<int32_t> next_whole_prefix_;

@@ -44,7 +44,7 @@ struct CostModel {
   int64_t of_write(int32_t rows) const noexcept { return write + int64_t{write_row} * rows; }
   /// The cost of merging the rows of one request that reads shared prefixes, for one kv head.
   int64_t of_merge(int32_t rows) const noexcept { return merge + int64_t{merge_row} * rows; }
-  /// By how much a step is cheaper if a neighbour reads the same keys at about the same time: the
+  /// By how much a step is cheaper if another CTA reads the same keys at about the same time: the
   /// keys then come from a cache that the CTAs have in common.
   int64_t of_cached_step() const noexcept { return cached; }
   /// What sharing costs each queue besides its work tiles, on a GPU. Requests begin when all queues
@@ -59,12 +59,12 @@ struct CostModel {
 /// How row tiles are divided among the queues. Plans use kBalanced; only measurements ask for the
 /// others.
 enum class Division : int32_t {
-  kBalanced = 0,  // they are cut where that makes the longest queue shorter
-  kWhole,         // none is cut
-  kInOrder,       // none is cut, and the queues take them in turn, however long they are
+  kBalanced = 0,  // row tiles are cut where that makes the longest queue shorter
+  kWhole,         // no row tile is cut; the longest go to the least loaded queues
+  kInOrder,       // no row tile is cut; they go to one queue after the other
 };
 
-/// Fixed for the life of a Plan.
+/// The facts about a plan that the scheduler needs. They stay the same for the life of the Plan.
 struct ScheduleShape {
   int32_t num_kv_heads = 1;
   int32_t group_size = 1;  // query heads per kv head, packed: row = qo_idx * group_size + head
@@ -121,7 +121,8 @@ struct ScheduleShape {
 /// positions of the queries, which a kernel does not know when it computes a prefix for several
 /// requests.
 bool may_share_prefixes(const AttentionOptions& options) noexcept;
-/// The most requests that are scheduled: with topk each token is one, as it has keys of its own.
+/// The most requests that a batch is scheduled as. With topk each token counts as a request,
+/// because it has keys of its own.
 int32_t most_requests(const AttentionOptions& options) noexcept;
 /// Whether plans with these options and the kernel of `choice` may compute shared prefixes once.
 bool shares_prefixes(const AttentionOptions& options, const KernelChoice& choice) noexcept;
@@ -135,7 +136,7 @@ inline int32_t most_sharing(int32_t max_batch_size, int32_t num_kv_heads) noexce
   return max_batch_size < most / 2 ? 2 * max_batch_size : most;
 }
 
-/// The shape of a plan's schedules.
+/// Computes the ScheduleShape of a plan with these options, kernel and workspace.
 ScheduleShape schedule_shape(const AttentionOptions& options, const KernelChoice& choice,
                              const WorkspaceLayout& layout);
 

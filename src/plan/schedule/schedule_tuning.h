@@ -32,8 +32,8 @@ struct ScheduleTuning {
   // cuts and may add others.
   int64_t lacking_numerator = 5;
   int64_t lacking_denominator = 4;
-  // The least that a try adds, as a part of the slack so far. With `queues_wait` the first capacity
-  // is nearly right.
+  // The least by which a try enlarges the slack, as a part of the slack so far. With `queues_wait`
+  // it is smaller, because the first capacity is nearly right.
   int64_t least_growth_part = 2;
   int64_t least_growth_part_of_waiting = 16;
   // The first slack is between this part and this multiple of the most that a cut may cost: most

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The merges of requests that read shared prefixes, and of these prefixes.
+// Writes the merges of requests that read shared prefixes, and of these prefixes.
 #pragma once
 
 #include <cstdint>

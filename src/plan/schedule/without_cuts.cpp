@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Schedules without cuts, which show what cutting and balancing are worth.
+// Schedules without cuts, which are only made to measure how much cutting and balancing gain.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
