@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Releasing Python's global lock (the GIL) safely, also while the interpreter shuts down.
+// Releases Python's global lock (the GIL) and takes it back, safely even while the interpreter
+// shuts down.
 #pragma once
 
 #include <nanobind/nanobind.h>

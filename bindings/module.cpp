@@ -32,7 +32,7 @@ PyObject* add_exception(nb::module_& m, const char* name, const char* doc, PyObj
       PyErr_NewExceptionWithDoc((std::string("flashplan.") + name).c_str(), doc, base, nullptr);
   if (type == nullptr) throw nb::python_error();
   m.attr(name) = nb::handle(type);
-  return type;  // lives as long as the module: as long as the process
+  return type;  // the module keeps it alive until the process ends
 }
 
 }  // namespace

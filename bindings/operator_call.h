@@ -12,8 +12,8 @@
 
 namespace flashplan {
 
-/// The stream of a call that has no Plan: `stream`, or the current one of the framework and device
-/// of `tensor`. `name` is the tensor's, for messages.
+/// The stream of a call that has no Plan: `stream`, or the current stream of the framework and
+/// device of `tensor`. `name`: the name of the tensor, for messages.
 CallStream stream_beside(const char* name, nb::handle tensor, nb::handle stream);
 
 /// One call of an operator from Python. The binding first converts each tensor argument to a

@@ -70,7 +70,7 @@ struct Renamed {
   std::string_view from, to;
 };
 
-/// Renames arguments wherever a word of the message begins with their names.
+/// Renames arguments in a message, at the begin of its words.
 Status with_names(Status status, std::initializer_list<Renamed> names) {
   std::string message = status.message;
   for (const auto& [from, to] : names) {
@@ -106,7 +106,8 @@ void merge_stack(nb::handle o_a, nb::handle lse_a, nb::handle out, nb::handle ls
     raise_value("lse_a: expected " + std::to_string(o_view.shape[0]) + " states (as o_a), got " +
                 std::to_string(lse_view.shape[0]));
   }
-  // Each state gets a view, so their number is limited: states without elements take no memory.
+  // The number of states is limited, because each gets a view, and states without elements need no
+  // memory of the caller.
   constexpr int64_t kMaxStates = 1 << 20;
   if (o_view.shape[0] > kMaxStates) {
     raise_value("o_a: expected at most " + std::to_string(kMaxStates) + " states, got " +

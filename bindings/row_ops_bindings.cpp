@@ -18,11 +18,11 @@ namespace {
 
 using namespace nb::literals;
 
-/// Where a norm writes, in which dtype, and what divides the result. The scale's number is
-/// converted before tensors are imported, since the conversion may run Python code.
+/// The arguments of a norm for its output: the tensor, its dtype, and the scale that divides the
+/// result. A number is converted before tensors are imported, since that may run Python code.
 class NormOutput {
  public:
-  /// `name`: of the argument that the norm writes to, for messages.
+  /// `name`: the argument that the norm writes to, for messages.
   NormOutput(nb::handle out_dtype, nb::handle scale, const char* name = "out")
       : name_(name),
         is_given_(!out_dtype.is_none()),

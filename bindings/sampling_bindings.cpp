@@ -28,7 +28,8 @@ class ParameterArg {
   TensorArg tensor_;
 };
 
-/// The parameters of filters. Each is a number, or a tensor, which must outlive the call.
+/// The parameters of filters, each a number or a tensor. Imported tensors stay valid as long as
+/// this object.
 class FilterArgs {
  public:
   FilterArgs(nb::handle temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p,

@@ -45,14 +45,14 @@ TensorKind kind_of(DType dtype) {
 
 using Bodies = std::vector<std::optional<std::string>>;
 
-/// `bodies`: in the order of query, key, value, output, logits, mask.
+/// Makes a Variant. `bodies`: query, key, value, output, logits and mask, in this order.
 void make_variant(Variant* self, const std::string& name, const Bodies& bodies, bool softmax,
                   const std::vector<std::tuple<std::string, std::string>>& tensors,
                   const std::vector<std::tuple<std::string, float>>& scalars) {
   const auto text = [&](size_t i) { return bodies.at(i) ? bodies[i]->c_str() : nullptr; };
   std::vector<VariantTensor> c_tensors;
   for (const auto& [tensor, dtype] : tensors) {
-    DType type = DType::kFloat16;  // which is refused
+    DType type = DType::kFloat16;  // refused by Variant::create(), as all unknown dtypes
     for (const DType known : {DType::kFloat32, DType::kInt32, DType::kInt64, DType::kUInt32}) {
       if (dtype == to_string(known)) type = known;
     }

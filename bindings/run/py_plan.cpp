@@ -20,8 +20,8 @@ namespace {
   throw std::runtime_error("plan: expected one thread at a time, got a second one");
 }
 
-/// Gives the warning about the cache of variants, if there is one. The name of its folder may hold
-/// any bytes.
+/// Issues the warning about the cache of variants, if there is one. The name of the cache's folder,
+/// which is part of the text, may hold any bytes.
 void warn_of_cache() {
   const std::string warning = take_cache_warning();
   if (warning.empty()) return;
@@ -98,7 +98,7 @@ void PyPlan::plan(nb::handle qo_indptr, nb::handle kv_lens, nb::handle kv_indptr
   CallStream call = call_stream(stream, producer_to_follow(stream), device());
   Status status;
   {
-    const GilRelease released;  // plan() waits if too many copies are under way
+    const GilRelease released;  // plan() may wait for earlier copies to the GPU
     status = plan_.plan(batch, call.handle);
   }
   check(status);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Python class Plan.
+// The C++ side of the Python class Plan.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -48,7 +48,8 @@ class PyPlan {
   const int32_t* key_ranges_of(const Batch& batch, nb::handle function);
   Producer producer_to_follow(nb::handle stream);
 
-  // Members are destroyed in reverse order: plan_ must go first, since it uses these two.
+  // Members are destroyed in reverse order. So plan_ is destroyed before stream_of_plan_ and
+  // workspace_, which it uses.
   nb::object stream_of_plan_;  // must exist until the next plan() on another stream
   Workspace workspace_;
   Plan plan_;

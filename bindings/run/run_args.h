@@ -30,7 +30,8 @@ struct RunObjects {
   nb::handle variant_arguments;
 };
 
-/// Imports the arguments of a run. The views are valid as long as this and the objects live.
+/// Imports the arguments of a run. The views are valid as long as this RunArgs and the Python
+/// objects live.
 class RunArgs {
  public:
   /// Raises TypeError or ValueError naming the argument.

@@ -23,7 +23,7 @@ class Workspace {
   /// Uses the memory of a contiguous, writable tensor of any dtype on `device`, and keeps the
   /// tensor alive until release(). Raises TypeError or ValueError.
   void borrow(nb::object memory, Device device);
-  /// Allocates. Raises MemoryError or CudaError.
+  /// Allocates `size` bytes on `device`. Raises MemoryError or CudaError.
   void allocate(std::size_t size, Device device);
   void release() noexcept;
 

@@ -14,7 +14,8 @@
 namespace flashplan {
 namespace {
 
-/// Reads the __array_interface__ of an object, which may contain anything.
+/// Reads the dictionary __array_interface__ of an object. Its entries may have any type, so each is
+/// checked.
 class Answers {
  public:
   Answers(const char* name, nb::handle interface) : name_(name), interface_(interface) {}

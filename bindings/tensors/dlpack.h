@@ -46,7 +46,7 @@ struct Tensor {
   uint64_t byte_offset;
 };
 
-struct ManagedTensor {  // of capsules named "dltensor"
+struct ManagedTensor {  // in capsules named "dltensor"
   Tensor tensor;
   void* manager_context;
   void (*deleter)(ManagedTensor*);
@@ -54,7 +54,7 @@ struct ManagedTensor {  // of capsules named "dltensor"
 
 constexpr uint64_t kReadOnlyFlag = 1;
 
-struct ManagedTensorVersioned {  // of capsules named "dltensor_versioned"
+struct ManagedTensorVersioned {  // in capsules named "dltensor_versioned"
   Version version;
   void* manager_context;
   void (*deleter)(ManagedTensorVersioned*);
@@ -70,7 +70,7 @@ struct ExchangeApi {
                   void (*)(void*, const char*, const char*));
   int (*managed_from_object)(void* object, ManagedTensorVersioned** out);
   int (*managed_to_object)(ManagedTensorVersioned* tensor, void** out);
-  int (*tensor_from_object)(void* object, Tensor* out);  // borrowed; no synchronisation
+  int (*tensor_from_object)(void* object, Tensor* out);  // borrows memory, does not synchronise
   int (*current_stream)(int32_t device_type, int32_t device_id, void** out);
 };
 

@@ -87,8 +87,8 @@ class HostIntegers {
     }
   }
 
-  /// Makes each integer a row of bytes, with strides in bytes: check_memory() takes a view of a
-  /// DType, and not every integer dtype is one.
+  /// Turns each integer into a row of bytes, with strides in bytes, so that check_memory() can take
+  /// the view: not every integer dtype is a DType.
   void to_elements_of_bytes(TensorView* view) const {
     const int64_t item = dtype_.bits / 8;
     for (int32_t d = 0; d < view->rank; ++d) {
@@ -114,7 +114,7 @@ class HostIntegers {
     }
     for (int64_t n = 0; n < size_ * columns_; ++n) {
       const int64_t i = n / columns_;
-      T value;  // memcpy: it may be misaligned
+      T value;  // copied by memcpy, because it may be misaligned
       std::memcpy(&value, data_ + i * stride_ + n % columns_ * column_stride_, sizeof(T));
       if (!std::in_range<int32_t>(value)) {
         raise_value(std::string(name_) + "[" + std::to_string(i) + "]: expected an int32, got " +
@@ -129,7 +129,7 @@ class HostIntegers {
   int64_t columns_;
   const char* data_ = nullptr;
   int64_t size_ = 0;    // rows
-  int64_t stride_ = 0;  // in bytes, as is the next
+  int64_t stride_ = 0;  // in bytes, as column_stride_
   int64_t column_stride_ = 0;
 };
 
@@ -220,7 +220,7 @@ IntsArg::IntsArg(const char* name, nb::handle object, int64_t max_size, const ch
   nb::object numbers_of_range;
   if (PyRange_Check(object.ptr())) {
     const Py_ssize_t count = PyObject_Length(object.ptr());
-    if (count < 0) PyErr_Clear();  // longer than any list
+    if (count < 0) PyErr_Clear();  // the range is longer than any list
     resize(count < 0 ? PY_SSIZE_T_MAX : count);
     numbers_of_range = nb::steal(PySequence_List(object.ptr()));
     if (!numbers_of_range.is_valid()) throw nb::python_error();

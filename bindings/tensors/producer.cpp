@@ -15,9 +15,9 @@ namespace {
 
 using namespace nb::literals;
 
-/// What is remembered about a type, until the type is destroyed.
+/// A type and the Producer that was found for it. Kept until the type is destroyed.
 struct TypeFacts {
-  std::atomic<PyTypeObject*> type{nullptr};  // null: free
+  std::atomic<PyTypeObject*> type{nullptr};  // null: this entry is free
   Producer producer;
 };
 
@@ -26,7 +26,7 @@ TypeFacts known_types[16];
 /// Called when a remembered type is destroyed: another type may get its address.
 PyObject* forget_type(PyObject* index, PyObject* reference) {
   known_types[PyLong_AsLong(index)].type.store(nullptr, std::memory_order_release);
-  Py_DECREF(reference);  // the one that remember_type() kept
+  Py_DECREF(reference);  // remember_type() kept this reference
   Py_RETURN_NONE;
 }
 
@@ -35,7 +35,7 @@ void remember_type(std::size_t index, PyTypeObject* type, const Producer& produc
   const nb::object number = nb::int_(index);
   const nb::object callback = nb::steal(PyCFunction_New(&method, number.ptr()));
   PyObject* reference = PyWeakref_NewRef(reinterpret_cast<PyObject*>(type),
-                                         callback.ptr());  // kept until it is called
+                                         callback.ptr());  // forget_type() releases it
   if (reference == nullptr) throw nb::python_error();
   known_types[index].producer = producer;
   known_types[index].type.store(type, std::memory_order_release);
@@ -116,7 +116,7 @@ Producer producer_of(PyTypeObject* type) {
   for (const TypeFacts& facts : known_types) {
     if (facts.type.load(std::memory_order_acquire) == type) return facts.producer;
   }
-  const Producer producer = learn(type);  // outside the lock: it runs Python
+  const Producer producer = learn(type);  // outside the lock, because it runs Python code
   const nb::ft_lock_guard lock(mutex);
   for (std::size_t i = 0; i < std::size(known_types); ++i) {
     PyTypeObject* known = known_types[i].type.load(std::memory_order_relaxed);
@@ -177,11 +177,11 @@ void DlpackImport::import_method(const char* name, nb::handle object, const Prod
     raise_type(std::string(name) +
                ": expected an array without a mask (such as its filled()), got a MaskedArray");
   }
-  static const nb::handle method_name = PyUnicode_InternFromString("__dlpack__");  // for speed
+  static const nb::handle method_name = PyUnicode_InternFromString("__dlpack__");  // made once
   nb::object method = attribute(object, method_name);
   if (PyCallable_Check(method.ptr()) == 0 || PyType_Check(object.ptr())) return;
-  // A framework with a current stream has made the tensor ready on that stream. Others get our
-  // stream and order their work with it.
+  // A framework with a current stream has made the tensor ready on that stream. Other frameworks
+  // get the stream of this call, and make it wait for their work.
   const bool has_current_stream =
       producer.framework == Framework::kTorch || producer.framework == Framework::kCupy;
   nb::object on = nb::none();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer of a tensor: what its Python type says about DLPack, streams and writing.
+// The producer of a tensor: how tensors of a Python type are imported, which stream they are ready
+// on, and whether they may be written.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -65,8 +66,8 @@ struct CallStream;
 /// __dlpack__ is called, and the memory is valid as long as this import lives.
 class DlpackImport {
  public:
-  /// `stream` is the stream of the call; producers without a current stream order their work with
-  /// it.
+  /// `stream` is the stream of the call; producers without a current stream make it wait for their
+  /// work.
   DlpackImport(const char* name, nb::handle object, const Producer& producer, CallStream& stream);
 
   DlpackImport(const DlpackImport&) = delete;
@@ -98,7 +99,7 @@ class DlpackImport {
   const dlpack::Tensor* tensor_ = nullptr;
   bool read_only_ = false;
   nb::object refusal_;  // the exception
-  // At most one of these three is in use.
+  // At most one of the next three members is in use.
   dlpack::Tensor borrowed_;
   std::unique_ptr<dlpack::ManagedTensor, Release> managed_;
   std::unique_ptr<dlpack::ManagedTensorVersioned, Release> versioned_;

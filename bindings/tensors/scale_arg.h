@@ -11,8 +11,8 @@
 
 namespace flashplan {
 
-/// An argument that is a scale. The number is converted at once, which may run Python code, so this
-/// comes before any tensor is imported.
+/// An argument that is a scale. Make it before any tensor is imported: the constructor converts a
+/// number, which may run Python code.
 class ScaleArg {
  public:
   ScaleArg(const char* name, nb::handle scale);

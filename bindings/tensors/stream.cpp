@@ -46,8 +46,8 @@ Stream explicit_stream(nb::handle stream) {
              nb::type_name(stream.type()).c_str());
 }
 
-/// The stream for callers without one. It is made at the first use, and lives as long as the
-/// process.
+/// The library's own stream of a device, for callers without a stream. It is made at the first use,
+/// and lives as long as the process.
 Stream library_stream(Device device) {
   static std::atomic<Stream> streams[64];
   static nb::ft_mutex mutex;
@@ -93,7 +93,7 @@ nb::object cupy_stream(Device device) {
 
 nb::object module_if_imported(const char* name) {
   PyObject* modules = PyImport_GetModuleDict();            // borrowed
-  PyObject* module = PyDict_GetItemString(modules, name);  // borrowed; None: must not be imported
+  PyObject* module = PyDict_GetItemString(modules, name);  // borrowed; None: imports are blocked
   return module == Py_None ? nb::object() : nb::borrow(module);
 }
 
@@ -146,7 +146,7 @@ Producer imported_producer() {
     if (!module.is_valid()) continue;
     nb::object tensor = attribute(module, type);
     if (PyType_Check(tensor.ptr()) == 0) continue;  // the module is still being imported
-    // A build without CUDA has no streams.
+    // PyTorch without CUDA has no streams.
     if (std::string_view(package) == "torch" &&
         !nb::cast<bool>(module.attr("cuda").attr("is_available")())) {
       continue;

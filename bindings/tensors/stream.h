@@ -11,11 +11,11 @@
 
 namespace flashplan {
 
-/// Where a call works. On the CPU there is no stream.
+/// The device and the stream of a call. On the CPU there is no stream.
 struct CallStream {
   Device device;
   Stream handle = nullptr;
-  nb::object owner = {};  // keeps the stream alive, where a Python object does
+  nb::object owner = {};  // the Python object that keeps the stream alive, if there is one
   /// Set for a framework that follows no stream (JAX): it may free a tensor, or read the result, as
   /// soon as the call returns.
   bool must_finish = false;

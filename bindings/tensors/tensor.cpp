@@ -70,7 +70,8 @@ std::string to_text(TensorKind kind, const DType* stored_as) {
   raise_type(std::string(name) + ": expected " + to_text(kind, stored_as) + ", got " + got);
 }
 
-/// Turns a contiguous view of items of `bits` into one row of bytes.
+/// Turns a contiguous view of items of `bits` bits into one row of bytes. Raises ValueError if it
+/// is not contiguous.
 void to_bytes(const char* name, int64_t bits, TensorView* view) {
   int64_t count = bits / 8;
   TensorView contiguous = *view;
@@ -154,8 +155,8 @@ bool requires_grad(nb::handle object) {
   return attribute(object, name).is(nb::bool_(true));
 }
 
-/// Refuses a tensor that torch would record a gradient of: this library computes no gradients, so
-/// the parameters behind the tensor would be trained as if theirs were 0.
+/// Refuses a tensor of which torch would record a gradient. This library computes no gradients, so
+/// the parameters that the tensor depends on would be trained as if their gradients were 0.
 void check_no_gradient(const char* name, nb::handle object, CallStream& call) {
   if (!call.torch_records_gradients) call.torch_records_gradients = torch_records_gradients();
   if (*call.torch_records_gradients && requires_grad(object)) raise_gradient(name);

@@ -44,8 +44,8 @@ inline constexpr DType kStoredIn16Bits = DType::kBFloat16;
 
 /// A tensor argument. It is imported by DLPack, or by NumPy's __array_interface__ where NumPy does
 /// not export the dtype by DLPack (formats of ml_dtypes). The view is valid as long as both this
-/// and the object live. None gives an empty view. Raises TypeError or ValueError naming the
-/// argument.
+/// TensorArg and the Python object live. None gives an empty view. Raises TypeError or ValueError
+/// naming the argument.
 class TensorArg {
  public:
   /// `stored_as`: the dtype of the values where the object's dtype is uint8 or uint16; null: those

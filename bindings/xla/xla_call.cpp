@@ -24,7 +24,7 @@ bool find_dtype(int32_t dtype, DType* found) noexcept {
   }
 }
 
-/// XLA's codes are those of absl::Status.
+/// The code of absl::Status, which XLA uses, for a StatusCode.
 int32_t error_code(StatusCode code) noexcept {
   switch (code) {
     case StatusCode::kInvalidArgument:

@@ -100,13 +100,13 @@ struct GetStream {
   size_t struct_size;
   Extension* extensions;
   Context* context;
-  void* stream;  // written
+  void* stream;  // written by XLA
 };
 struct GetDevice {
   size_t struct_size;
   Extension* extensions;
   Context* context;
-  int32_t device;  // written
+  int32_t device;  // written by XLA
 };
 
 struct Api {

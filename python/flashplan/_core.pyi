@@ -198,7 +198,9 @@ class Variant:
     def compile_log(self) -> str: ...
 
     def gpu_code(self, architecture: str, q_dtype: DType, kv_dtype: DType, head_dim_qk: int, head_dim_vo: int, softcap: bool, rope: Rope | None = None, family: str = 'sm80', few_rows_alone: bool = False) -> bytes:
-        """The cubin for an architecture, as 90 or 90a, without a GPU. For tests."""
+        """
+        The cubin for an architecture, such as 90 or 90a. Needs no GPU. For tests.
+        """
 
 def set_nvrtc_path(path: str) -> None: ...
 
@@ -281,21 +283,21 @@ def get_num_threads() -> int: ...
 def cuda_device_count() -> int: ...
 
 def built_for_cuda() -> bool:
-    """Whether kernels for GPUs are compiled in, of whatever architecture."""
+    """Whether kernels for GPUs are compiled in, for any architecture."""
 
 def show_config() -> str: ...
 
 def version() -> str: ...
 
 def framework_of(tensor: object | None) -> str:
-    """The framework that outputs beside a tensor are made in."""
+    """The name of the framework in which outputs for a tensor are made."""
 
 def raise_gradient(name: str) -> None:
-    """Raises the error of an argument that requires grad."""
+    """Raises the ValueError for an argument that requires a gradient."""
 
 def check_number_without_gradient(name: str, number: object | None) -> None:
     """
-    Raises it for a tensor that is taken as a number, if PyTorch would record its gradient.
+    Raises ValueError if a number is a tensor of which PyTorch would record a gradient.
     """
 
 class Activation(enum.Enum):
