@@ -66,7 +66,7 @@ void check_request(const Request& request, const ModelConfig& config, const Opti
   check_sampling(request.sampling);
   expect(request.sampling.seed <= std::numeric_limits<int64_t>::max() - kMaxSamples, "seed",
          "a number that can grow by num_samples", request.sampling.seed);
-  // The last token is drawn and not computed.
+  // The last token is only drawn: it needs no keys and values, hence no room in the cache.
   const int64_t num_tokens = static_cast<int64_t>(request.prompt.size()) + request.max_new_tokens;
   expect(num_tokens <= config.max_tokens, "max_new_tokens",
          "at most " + std::to_string(config.max_tokens) + " tokens with the prompt", num_tokens);

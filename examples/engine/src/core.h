@@ -73,7 +73,7 @@ class Core {
   std::unique_ptr<Backend> backend_;
   PageCache cache_;
   Scheduler scheduler_;
-  // Buffers of a step.
+  // Buffers that each step uses again.
   Step step_;
   Drawn drawn_;
   std::deque<StepUnderWay> under_way_;  // the oldest first; two at most

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU, in float32. Each call is done when it returns.
+// A device that computes on the CPU, in float32. The work of each call is done when it returns.
 #pragma once
 
 #include <deque>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of bfloat16 matrices by cuBLASLt, which is opened when the program runs.
+// Products of bfloat16 matrices by cuBLASLt, whose library is loaded when the program runs.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -47,7 +47,7 @@ class CublasLt {
   void* library_ = nullptr;
   void* handle_ = nullptr;
   void* workspace_ = nullptr;
-  void* flushed_ = nullptr;  // memory larger than the cache of the GPU
+  void* flushed_ = nullptr;  // memory larger than the L2 cache, written to flush it
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
   std::map<Shape, std::unique_ptr<Choice>> choices_;
 };

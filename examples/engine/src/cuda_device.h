@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first GPU, in bfloat16. Calls return while the GPU still works, where device.h lets them.
+// A device that computes on the first GPU, in bfloat16. Calls return while the GPU still works,
+// where device.h allows it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -46,7 +47,7 @@ class CudaDevice final : public Device {
     void* memory = nullptr;
     std::size_t bytes = 0;
   };
-  /// A step: what the host sends and gets, and when it begins and ends on the GPU.
+  /// The buffers of a step for what the host sends and gets, and events at its begin and end.
   struct Slot {
     Pinned inputs, outputs;
     cudaEvent_t sent = nullptr, begin = nullptr, end = nullptr;

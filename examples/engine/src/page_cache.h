@@ -35,8 +35,8 @@ class PageCache {
   int32_t acquire(std::span<const int32_t> tokens, int32_t reserve, std::vector<int32_t>* pages);
   /// Adds one page; false if there is none.
   bool grow(std::vector<int32_t>* pages);
-  /// Publishes the pages of tokens[begin:] that `tokens` fills. Where the tree has the same tokens
-  /// in another page, the sequence takes that one instead of its own.
+  /// Publishes the full pages of tokens[begin:]. If the tree has the same tokens in another page,
+  /// the sequence takes that page instead of its own.
   void publish(std::span<const int32_t> tokens, int32_t begin, std::vector<int32_t>* pages);
   /// Gives back the pages of a sequence.
   void release(std::vector<int32_t>* pages);

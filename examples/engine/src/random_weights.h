@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random weights made fast in the memory of a device.
+// Makes random weights quickly, in the memory of a device.
 #pragma once
 
 #include <cstdint>

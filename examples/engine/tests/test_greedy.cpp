@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tokens of temperature 0 are the most likely ones of a dense model in float64, however requests
-// are cut, mixed, ordered and preempted.
+// With temperature 0, tokens are the most likely ones of a dense model in float64, however requests
+// are cut into chunks, mixed, ordered and preempted.
 #include <algorithm>
 #include <map>
 

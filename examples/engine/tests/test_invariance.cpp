@@ -57,7 +57,7 @@ AllLogits logits_of(const std::vector<Arrival>& arrivals, const Options& options
   return all;
 }
 
-/// That of `request`, which all others of `logits` may surround.
+/// Checks that the logits of `request` in a batch, `logits`, have the same bits as `alone`.
 void check_equal(const AllLogits& logits, RequestId request, const AllLogits& alone) {
   for (const auto& [key, expected] : alone) {
     const auto& [id, sample, position] = key;

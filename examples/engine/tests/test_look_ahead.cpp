@@ -29,8 +29,8 @@ Request random_request(Random& random) {
   return request;
 }
 
-/// A CPU that does as a GPU with graphs: steps of decodes are padded to a few sizes, and a size is
-/// always computed by calls with the same arguments.
+/// A CPU that behaves like a GPU with graphs: steps of decodes are padded to a few sizes, and each
+/// size is always computed by calls with the same arguments.
 class GraphDevice final : public CpuDevice {
  public:
   using CpuDevice::CpuDevice;

@@ -81,7 +81,7 @@ TEST(caches_of_8_bits_round) {
 
 TEST(keys_are_cached_before_rotation_where_attention_rotates_them) {
   Options rotated = small_options();
-  rotated.has_8bit_cache = true;  // which rounds other numbers then
+  rotated.has_8bit_cache = true;  // keys are then rounded after rotation, or before it
   Options plain = rotated;
   plain.rotates_in_attention = true;
   CHECK(difference(rotated, plain) > 1e-4);

@@ -77,8 +77,8 @@ TEST(no_request_starves) {
     options.max_batch_size = pick(random, 1, 12);
     options.max_step_tokens = options.max_batch_size + pick(random, 0, 20);
     const auto core = checked_core(options);
-    // New requests come without an end. The oldest one has at most 80 tokens, and must get on by
-    // one of them at least in every step.
+    // New requests never stop coming. The oldest one has at most 80 tokens, and each step must
+    // compute at least one of them.
     std::set<RequestId> live;
     std::vector<Output> outputs;
     RequestId next = 0, oldest = 0;

@@ -18,8 +18,8 @@ struct Sampling {
   float top_p = 1.0F;
   float min_p = 0.0F;
   int64_t seed = 0;         // seed of sample 0; sample i has seed + i
-  float repetition = 1.0F;  // penalty of tokens in the prompt or among the new tokens
-  float presence = 0.0F;    // penalties of tokens among the new tokens
+  float repetition = 1.0F;  // penalty for tokens of the prompt and for new tokens
+  float presence = 0.0F;    // penalties for new tokens
   float frequency = 0.0F;
 };
 
@@ -39,9 +39,9 @@ using RequestId = int64_t;
 
 enum class Finish : int32_t {
   kNot = 0,
-  kStop,     // the token is a stop token
+  kStop,     // the last token is a stop token
   kLength,   // max_new_tokens were drawn
-  kAborted,  // there is no token
+  kAborted,  // the request was aborted; the output has no token
 };
 
 inline constexpr int32_t kMaxLogprobs = 20;  // the largest Request::num_logprobs
@@ -61,7 +61,7 @@ struct Output {
   std::vector<TokenLogprob> likeliest;  // Request::num_logprobs tokens, the likeliest first
 };
 
-/// Where the model is computed.
+/// The device that computes the model.
 enum class DeviceType : int32_t {
   kCpu = 0,  // in float32
   kCuda,     // on the first GPU, in bfloat16
@@ -73,7 +73,7 @@ enum class Products : int32_t {
   kRowByRow,     // by a loop in which the bits of a row do not depend on the other rows
 };
 
-/// Limits of an engine. They determine how much memory it takes.
+/// Limits and options of an engine. The limits determine how much memory it takes.
 struct Options {
   int32_t page_size = 16;         // tokens
   int32_t num_pages = 1024;       // pages of the cache of keys and values
@@ -94,7 +94,7 @@ struct Options {
   bool has_graphs = true;       // on a GPU: steps of decodes are graphs
   bool has_pdl = true;          // on a GPU: kernels are launched while those before them end
   bool shares_prefixes = true;  // keys of a prefix are read once for all sequences that have it
-  bool has_attention = true;    // without it, tokens are arbitrary
+  bool has_attention = true;    // off: attention is left out, and tokens are arbitrary
   /// Whether the cache holds keys before rotation, and attention rotates them whenever it reads
   /// them. A cache whose pages move to other positions needs this. On a GPU NVRTC compiles that
   /// kernel when the engine starts. Not with has_8bit_cache on a GPU. Overrides shares_prefixes.

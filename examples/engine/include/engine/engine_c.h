@@ -74,7 +74,7 @@ typedef enum engine_status {
 // Loads the model of a folder, and starts the thread that serves it.
 int32_t engine_open(const char* folder, const engine_options* options, engine_handle** engine,
                     char* message);
-// Stops after the current step. Nobody may be in another function, or call one later.
+// Stops the engine after the current step, and frees it. No other call may be under way, or follow.
 void engine_close(engine_handle* engine);
 
 // Queues a request, and writes its number. `prompt` is copied.
