@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention: options once, plan() once per step; run(), once per layer, is in runs.py."""
+"""The class Attention: it takes options once, and plans once per step. runs.py has its run()."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class Attention(Runs):
         self._rope = rope
         self._handle = new_handle(self)
         if _logger.isEnabledFor(logging.DEBUG):
-            # As text: a handler that keeps the record must not keep the workspace.
+            # Logs a text: a handler that keeps the record must not keep this object alive.
             _logger.debug("made %s with %d bytes of workspace", repr(self), self.workspace_bytes)
 
     def __repr__(self) -> str:
@@ -294,5 +294,5 @@ class Attention(Runs):
         return self._plan
 
     def _plan_on(self, _device: int) -> _core.Plan:
-        """The plan for calls of XLA. Their runs refuse tensors on another device."""
+        """The plan for calls of XLA. A run refuses tensors that are on another device."""
         return self._plan

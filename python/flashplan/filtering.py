@@ -56,7 +56,7 @@ def filtered_probs(
     status: Tensor | None = None,
     stream: Stream | None = None,
 ) -> Any:
-    """The distribution that `sample` draws from with these filters, for each row of logits.
+    """The distributions from which `sample` draws with these filters, one for each row of logits.
 
     A row has the probabilities of the tokens that the filters keep, and 0 for the other tokens. Its
     sum differs from 1 by at most vocab * 2^-31, because weights are rounded as in `sample`. If the

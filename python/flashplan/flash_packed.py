@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashAttention's functions of packed tensors, and its names for programs that import it."""
+"""FlashAttention's functions for packed tensors, and install() for programs that import it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _functions() -> ModuleType:
 
 
 def flash_attn_qkvpacked_func(qkv: Tensor, *args: Any, **options: Any) -> Any:
-    """`flash_attn_func` of qkv [batch_size, tokens, 3, heads, head_dim]: queries, keys, values.
+    """Calls `flash_attn_func` with qkv [batch_size, tokens, 3, heads, head_dim]: q, k and v.
 
     Args:
         args, options: the other arguments of `flash_attn_func`, in its order.
@@ -35,7 +35,7 @@ def flash_attn_qkvpacked_func(qkv: Tensor, *args: Any, **options: Any) -> Any:
 
 
 def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **options: Any) -> Any:
-    """`flash_attn_func` of q and kv [batch_size, tokens, 2, heads, head_dim]: keys, values.
+    """Calls `flash_attn_func` with q and kv [batch_size, tokens, 2, heads, head_dim]: k and v.
 
     Args:
         args, options: the other arguments of `flash_attn_func`, in its order.
@@ -47,7 +47,7 @@ def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **options: Any) 
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: Any, *args: Any, **options: Any
 ) -> Any:
-    """`flash_attn_varlen_func` of qkv [tokens, 3, heads, head_dim]: queries, keys, values.
+    """Calls `flash_attn_varlen_func` with qkv [tokens, 3, heads, head_dim]: q, k and v.
 
     Args:
         cu_seqlens, max_seqlen: those of the queries and of the keys.
@@ -59,7 +59,7 @@ def flash_attn_varlen_qkvpacked_func(
 
 
 def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **options: Any) -> Any:
-    """`flash_attn_varlen_func` of q and kv [kv_tokens, 2, heads, head_dim].
+    """Calls `flash_attn_varlen_func` with q and kv [kv_tokens, 2, heads, head_dim]: k and v.
 
     Args:
         args, options: the other arguments of `flash_attn_varlen_func`, in its order.

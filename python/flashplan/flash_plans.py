@@ -18,7 +18,7 @@ from flashplan.support import workspace_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-# qo_indptr, kv_lens and kv_indptr of `Attention.plan`.
+# The arguments qo_indptr, kv_lens and kv_indptr of `Attention.plan`.
 Lengths: TypeAlias = tuple[list[int], list[int], list[int] | None]
 
 # How many objects of `Attention` are kept, one for each kind of calls: options, and bounds that are

@@ -20,7 +20,7 @@ _plans = Plans()
 
 
 def on_host(*tensors: Tensor) -> list[list[int]]:
-    """The integers of tensors. Those on a GPU are remembered until PyTorch writes to them."""
+    """The integers of tensors. Copies from a GPU are kept until PyTorch writes to the tensors."""
     return _plans.on_host(*tensors)
 
 
@@ -146,7 +146,7 @@ def append(
 
 
 def in_batches(results: Any, batch_size: int, qo_len: int) -> Any:
-    """o [batch_size, qo_len, heads, dim] and lse [batch_size, heads, qo_len], from rows."""
+    """Reshapes rows to o [batch_size, qo_len, heads, dim] and lse [batch_size, heads, qo_len]."""
     if not isinstance(results, tuple):
         return results.unflatten(0, (batch_size, qo_len))
     o, lse = (x.unflatten(0, (batch_size, qo_len)) for x in results)

@@ -16,7 +16,7 @@ NAME = "flashplan"
 
 
 class _Registered:
-    """What PyTorch keeps while the implementation is active."""
+    """The object that PyTorch keeps while the implementation is active. remove() ends it."""
 
     def __init__(self, library: Any) -> None:
         self._library = library

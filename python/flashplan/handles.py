@@ -20,7 +20,7 @@ def new_handle(named: Any) -> int:
 
 
 def attention_of(handle: int) -> Any:
-    """The object with this handle. RuntimeError if it has been deleted."""
+    """The object with this handle. Raises RuntimeError if the object has been deleted."""
     attn = _objects.get(handle)
     if attn is None:
         raise RuntimeError("attn: expected an Attention of this process, got one that is gone")
@@ -28,7 +28,7 @@ def attention_of(handle: int) -> Any:
 
 
 def rope_of(handle: int) -> Any:
-    """The `Rope` that has this handle; RuntimeError once it is gone."""
+    """The `Rope` with this handle. Raises RuntimeError if it has been deleted."""
     rope = _objects.get(handle)
     if rope is None:
         raise RuntimeError("rope: expected a Rope of this process, got one that is gone")

@@ -32,7 +32,7 @@ _PACKAGE = "transformers.generation.continuous_batching"
 _ASKING = ("cache", "continuous_api", "initialization")
 # Keywords of layers in a batch that attention does not need.
 _UNUSED = (
-    "cu_seq_lens_k",  # lengths are taken from the requests, on the host
+    "cu_seq_lens_k",  # plan() gets the lengths of the requests on the host instead
     "max_length_q",
     "max_length_k",
     "read_index",
@@ -139,8 +139,8 @@ class Batches:
             self._attentions[made_for] = attn
         block_table = None
         if pages is not None:
-            # Every second page: keys and values do not overlap in these views, and the table has
-            # even numbers only, -1 behind the pages of a request.
+            # The views have every second page, so keys and values do not overlap. The table has
+            # only even numbers, which are halved, and -1 behind the pages of a request.
             k_cache, v_cache, block_table = pages[0][::2], pages[1][::2], pages[2] // 2
             append_paged_kv(
                 k,
@@ -157,7 +157,7 @@ class Batches:
 
 
 class _Current(threading.local):
-    """What the ModelRunner of this thread computes now."""
+    """The batch that the ModelRunner of this thread computes now; None: it computes none."""
 
     batches: Batches | None = None
 

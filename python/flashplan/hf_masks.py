@@ -37,7 +37,7 @@ class Mask(Tensor):
     @staticmethod
     def of(described: Tensor, q_length: int, num_keys: int) -> Mask:
         shape = (described.shape[0], 1, q_length, num_keys)
-        empty = torch.empty((), dtype=torch.bool).expand(shape)  # no memory behind the shape
+        empty = torch.empty((), dtype=torch.bool).expand(shape)  # has one element of memory
         mask = Tensor._make_subclass(Mask, empty)
         mask.described = described
         return mask
@@ -108,7 +108,8 @@ def mask(
     device: torch.device | str = "cpu",
     **_others: Any,
 ) -> Mask:
-    """The mask of a step, as transformers asks for it; waits for a GPU if there is padding.
+    """The function that transformers calls for the mask of a step. Waits for a GPU if there is
+    padding.
 
     Returns:
         If each sequence has one range of keys, five numbers for each, namely its first key, the one
@@ -178,7 +179,7 @@ def _key_ranges(
 
 
 def packed(visible: Tensor) -> Tensor:
-    """Bools [batch, 1, queries, keys] as bits [batch, queries, ceil(keys / 32)] uint32."""
+    """Packs bools [batch, 1, queries, keys] to bits [batch, queries, ceil(keys / 32)] uint32."""
     padded = torch.nn.functional.pad(visible[:, 0], (0, -visible.shape[-1] % 32))
     shifts = torch.arange(8, dtype=torch.uint8, device=visible.device)
     bits = padded.reshape(*padded.shape[:-1], padded.shape[-1] // 8, 8).to(torch.uint8) << shifts

@@ -49,7 +49,7 @@ if _core.built_for_cuda():
 
 
 def on_devices(attn: Attention, devices: Sequence[Any]) -> AttentionOnDevices:
-    """An Attention for each device of one program, with the options of `attn`, for run().
+    """Makes an Attention for each device of one program, with the options of `attn`, for run().
 
     Args:
         attn: only its options are used. Its heads are those of one device: n devices have n times
@@ -90,7 +90,7 @@ def _scale_argument(name: str, scale: ArrayLike | None) -> Argument:
 
 
 def _heads_of_cache(hnd: bool) -> int:
-    """The dimension of a paged cache that has the heads."""
+    """The index of the dimension of heads in a paged cache."""
     return 1 if hnd else 2
 
 
@@ -108,7 +108,7 @@ def _check_arrays(arrays: dict[Argument, Any]) -> None:
 
 
 def _check_heads(arrays: dict[Argument, Any], num_qo_heads: int, num_kv_heads: int) -> None:
-    """Checks the heads of all devices together, which no single call sees."""
+    """Checks the heads of all devices together: the call on a device sees only its own heads."""
     for argument, array in arrays.items():
         if argument.heads is None:
             continue
@@ -245,7 +245,7 @@ def run(
     q_number, q_array = _scale("q_scale", q_scale)
     k_number, k_array = _scale("k_scale", k_scale)
     v_number, v_array = _scale("v_scale", v_scale)
-    # All devices have the keys of multi-head latent attention, which all heads share.
+    # With shared_kv all heads share the keys, so each device has all keys.
     shared = options.shared_kv
     kv_heads = None if shared else _heads_of_cache(options.hnd) if options.page_size else 1
     optional, given = _given(

@@ -143,7 +143,7 @@ _partitioned_by: Any = custom_partitioning
 
 
 def _mapping(prefix: str, shape: Sequence[int], heads: int | None, num_kv_heads: int) -> Any:
-    """A name for each dimension; the heads have one name in all arrays, so they go together."""
+    """Names each dimension. Heads have the same name in all arrays, so they are divided alike."""
     names: list[Any] = [f"{prefix}{i}" for i in range(len(shape))]
     if heads is not None:
         names[heads] = "heads" if shape[heads] == num_kv_heads else _group("heads", "group")
@@ -197,7 +197,7 @@ def _axes_of_heads(dimensions: Iterable[int | None], specs: Iterable[Any]) -> An
 
 
 def _check_sharding(argument: Argument, spec: PartitionSpec, axes: Any) -> None:
-    """Raises ValueError if more than the heads is divided, or the heads not over `axes`."""
+    """Raises ValueError if another dimension than heads is divided, or heads not over `axes`."""
     for i, part in enumerate(spec):
         if part is not None and i != argument.heads:
             whole = "the whole array" if argument.heads is None else "no part but heads"
@@ -275,7 +275,8 @@ def _call_xla(call: Call, *arrays: Array) -> tuple[Array, ...]:
         function = auto_axes(
             function, axes=explicit, out_sharding=_divided(call, sharding.mesh, axes)
         )
-    # Inside shard_map JAX checks what may differ between devices, but takes results to be equal.
+    # Inside shard_map JAX tracks which arrays may differ between devices. It would take the results
+    # to be equal on all devices, so they are marked as varying.
     kinds: Any = [jax.typeof(array).manual_axis_type for array in arrays]
     varying = tuple(frozenset().union(*(kind.varying for kind in kinds)))
     return tuple(jax.lax.pcast(result, varying, to="varying") for result in function(*arrays))

@@ -16,7 +16,7 @@ from flashplan.types import Lengths, PrefixRows
 
 
 class AttentionOnDevices:
-    """Made by `flashplan.jax.on_devices`, for `flashplan.jax.run`.
+    """The objects of several devices. `flashplan.jax.on_devices` makes it for `flashplan.jax.run`.
 
     One thread at a time may plan.
 
@@ -37,7 +37,7 @@ class AttentionOnDevices:
 
     @property
     def options(self) -> dict[str, Any]:
-        """`Attention.options` of the first device: each device has these heads and bounds."""
+        """The options of the first device's Attention: each device has these heads and bounds."""
         return self._attentions[0].options
 
     def plan(

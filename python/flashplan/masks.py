@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks of bits, as `Attention.run` takes them."""
+"""Packs masks into bits, for `Attention.run`."""
 
 from __future__ import annotations
 

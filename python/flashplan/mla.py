@@ -15,7 +15,7 @@ _DS_MLA_BYTES = 656
 
 
 def parts(name: str, tensor: Any, tail: Any = None) -> tuple[Any, Any]:
-    """A tensor and its `tail`, or the two tensors of a pair."""
+    """Two tensors: `tensor` and its `tail`, or the two of a pair `tensor`."""
     if not isinstance(tensor, tuple | list):
         return tensor, tail
     if tail is not None:
@@ -207,7 +207,7 @@ def gather_mla(
 
 
 def _new_rows(latent: Any, tail: Any, kv_indptr: Any, stored: _core.DType) -> tuple[Any, Any]:
-    """A new output for gather_mla(), with what new_output() returns besides."""
+    """Makes a new output for gather_mla(). Returns what new_output() returns."""
     if getattr(kv_indptr, "__dlpack_device__", lambda: (1, 0))()[0] != 1:
         raise TypeError(
             "out: expected a tensor on a GPU, where the number of rows is not known, got None"

@@ -87,7 +87,7 @@ def _warn_of_unused_gpu() -> None:
 
 
 def to_head_dims(head_dim: Any) -> tuple[int, int]:
-    """(qk, vo) from one int or a pair."""
+    """Reads the option head_dim, an int or a pair. Returns (qk, vo)."""
     if not isinstance(head_dim, tuple | list):
         qk = vo = to_int("head_dim", head_dim)
     elif len(head_dim) == 2:
@@ -126,7 +126,7 @@ def make_options(
     lse_base2: bool = False,
     kernels: KernelGroup | None = None,
 ) -> _core.Options:
-    """The options of `Attention`, in the core's form."""
+    """Checks the options of `Attention`, and converts them to the core's class."""
     options = _core.Options()
     options.num_qo_heads = to_int("num_qo_heads", num_qo_heads)
     options.num_kv_heads = to_int("num_kv_heads", num_kv_heads)

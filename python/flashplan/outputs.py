@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output tensors in the caller's framework, on the caller's device."""
+"""Makes output tensors in the caller's framework, on the caller's device."""
 
 import operator
 from collections.abc import Callable
@@ -89,7 +89,7 @@ def given_or_new(
     shape: tuple[int, ...] | None = None,
     dtype: str | None = None,
 ) -> tuple[Any, Callable[[Any], TensorT]]:
-    """The output that the caller gave, or a new one: see `new_output`.
+    """The output that the caller gave, or a new one. Returns what `new_output` returns.
 
     Args:
         out: None, or the caller's tensor.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion of heads to 8-bit floats."""
+"""Converts heads to 8-bit floats."""
 
 from typing import Any, cast
 
@@ -64,6 +64,6 @@ def quantize_fp8(
 
 
 def narrow_dtype(dtype: Any) -> _core.DType:
-    """The core's dtype of an 8-bit float, or UnsupportedError."""
+    """The core's dtype for an 8-bit float. Raises UnsupportedError for other dtypes."""
     names = ("float8_e4m3fn", "float8_e5m2")
     return to_dtype("dtype", dtype, {name: _core.DType[name] for name in names})

@@ -81,7 +81,7 @@ class Rope:
 
     @staticmethod
     def from_config(config: Any, layer_type: str | None = None, length: int | None = None) -> Rope:
-        """The rotation of a model of Hugging Face transformers.
+        """Reads the rotation of a model of Hugging Face transformers from its configuration.
 
         Args:
             config: the model's configuration, such as `LlamaConfig`; if it is nested, its text

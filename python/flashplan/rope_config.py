@@ -70,7 +70,7 @@ def _of_kind(
     if kind == "linear":
         return {"theta": theta, "scale": factor}
     if kind == "dynamic":
-        # Dynamic NTK scaling: a longer context gets a larger theta, not slower positions.
+        # Dynamic NTK scaling: a longer context gets a larger theta; positions are not scaled.
         stretch = factor * max(length or most, most) / most - (factor - 1)
         return {"theta": theta * stretch ** (rotary_dim / (rotary_dim - 2))}
     scaled = {"theta": theta, "scale": factor, "scaling": kind, "original_length": original}

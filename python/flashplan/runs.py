@@ -16,7 +16,7 @@ from flashplan.variant import Variant, packed_arguments
 
 
 class Runs:
-    """The part of `Attention` that executes a plan, whatever batch it was made for.
+    """The part of `Attention` that executes its current plan.
 
     Args:
         plan: the plan that run() executes, and that bound runs execute, in its current state.

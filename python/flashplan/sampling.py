@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-# Results have the framework of the logits, but dtypes of their own. Types of NumPy's arrays include
-# the dtype, so there is an overload for them.
+# Results have the framework of the logits, but not their dtype. The types of NumPy's arrays name
+# the dtype, so they have an overload of their own.
 @overload
 def softmax(
     logits: npt.NDArray[Any],
@@ -75,7 +75,7 @@ def softmax(
 
 
 class SampleOptions(TypedDict, total=False):
-    """The keyword arguments of `sample` that do not decide what it returns."""
+    """The keyword arguments of `sample` that do not change the type of its result."""
 
     temperature: float | Tensor | None
     top_k: int | Tensor | None

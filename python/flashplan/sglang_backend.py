@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend of attention for SGLang, from the release on that has
-`init_forward_metadata_out_graph` (0.5.23; 0.5.16 has other hooks).
+"""The backend of attention for SGLang. It needs a release that calls
+`init_forward_metadata_out_graph`, as 0.5.23 does; 0.5.16 does not.
 
 SGLang describes a step, or a step that a captured graph is about to compute, by one call outside of
 the graph. All kinds of layers are planned there. Layers then append and run.
@@ -136,7 +136,7 @@ class FlashplanAttnBackend(_base.AttentionBackend):  # type: ignore[misc]
             "head_dim": (layer.qk_head_dim, layer.v_head_dim),
             "softmax_scale": layer.scaling,
             "softcap": layer.logit_cap,
-            "window_left": -1 if window is None else window,  # SGLang counts the keys before
+            "window_left": -1 if window is None else window,  # keys before the query's own
         }
         key = (self._bounds, *options.values())
         attn = self._attentions.get(key)
@@ -222,5 +222,5 @@ class FlashplanAttnBackend(_base.AttentionBackend):  # type: ignore[misc]
         sinks: Tensor | None = None,
         **others: Any,
     ) -> Tensor:
-        """`forward_extend`, with one new token for each request."""
+        """Does what `forward_extend` does, for one new token of each request."""
         return self.forward_extend(q, k, v, layer, forward_batch, save_kv_cache, sinks, **others)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-# Defines the operators.
+# Importing it defines the operators.
 import flashplan.torch_ops  # noqa: F401
 from flashplan.rope import Rope
 from flashplan.values import dtype_name, is_hnd
@@ -26,7 +26,7 @@ _operators: Any = torch.ops.flashplan
 def number_and_tensor(
     value: float | Tensor | None, default: float = 1.0
 ) -> tuple[float, Tensor | None]:
-    """A parameter of an operator, which is a number or a tensor; None is the default."""
+    """Splits a parameter into a number and a tensor or None. The value None becomes `default`."""
     if isinstance(value, Tensor):
         return default, value
     return default if value is None else value, None

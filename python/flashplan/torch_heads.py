@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of `flashplan.torch` that write queries and keys; torch_functions.py has the others."""
+"""Functions of `flashplan.torch` that convert or rotate queries and keys.
+
+torch_functions.py has the other functions."""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-# Defines the operators.
+# Importing it defines the operators.
 import flashplan.torch_ops  # noqa: F401
 from flashplan.rope import Rope
 from flashplan.torch_functions import number_and_tensor

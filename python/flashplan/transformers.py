@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of Hugging Face transformers.
+"""flashplan as an implementation of attention for Hugging Face transformers.
 
     import flashplan.transformers
 
@@ -151,7 +151,8 @@ class _Planned:
         self._step: object = None
 
     def plan(self, step: object, num_tokens: int, lengths: Callable[[], _Lengths]) -> Attention:
-        """Plans, unless `step` is that of the last call: equal steps have equal lengths."""
+        """Plans a step, unless it equals the step of the last call: equal steps have equal lengths.
+        `lengths` returns the lengths of the step."""
         if self._attn is not None and step == self._step:
             return self._attn
         batch = lengths()
@@ -159,7 +160,7 @@ class _Planned:
             # Powers of two, so that growing batches seldom need another object.
             self._max_batch_size = max(self._max_batch_size, 1 << (batch.size - 1).bit_length())
             self._max_tokens = max(self._max_tokens, 1 << (num_tokens - 1).bit_length())
-            self._attn = None  # its memory is free before more is taken
+            self._attn = None  # frees its memory before the new object allocates its own
             self._attn = Attention(
                 **self._options,
                 max_batch_size=self._max_batch_size,
@@ -174,7 +175,7 @@ class _Planned:
 
 
 class _Lengths:
-    """The lists of `Attention.plan`."""
+    """The lists of lengths that `Attention.plan` gets."""
 
     def __init__(self) -> None:
         self.qo_indptr = [0]
@@ -381,6 +382,6 @@ def attention(
         **options,
     )
     attn = planned.plan(step, batch_size * q_length, lengths)
-    q = query.transpose(1, 2).contiguous().flatten(0, 1)  # no copy where a projection made it
+    q = query.transpose(1, 2).contiguous().flatten(0, 1)  # no copy for the result of a projection
     o = attn.run(q, k, v, mask=words, sinks=sinks)
     return o.view(batch_size, q_length, *o.shape[1:]), None

@@ -39,7 +39,7 @@ class FrameworkDType(Protocol):
 
 
 class TorchDevice(Protocol):
-    """torch.device."""
+    """A device of PyTorch: torch.device."""
 
     @property
     def type(self) -> str: ...
@@ -60,14 +60,14 @@ class CudaStream(Protocol):
 
 
 class TorchStream(Protocol):
-    """torch.cuda.Stream."""
+    """A stream of PyTorch: torch.cuda.Stream."""
 
     @property
     def cuda_stream(self) -> int: ...
 
 
 class CupyStream(Protocol):
-    """cupy.cuda.Stream."""
+    """A stream of CuPy: cupy.cuda.Stream."""
 
     @property
     def ptr(self) -> int: ...

@@ -21,7 +21,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def to_dtype(argument: str, dtype: Any, known: Mapping[str, _core.DType] = DTYPES) -> _core.DType:
-    """The core's dtype, or UnsupportedError naming `argument`."""
+    """The core's dtype for a dtype or its name. Raises UnsupportedError naming `argument`."""
     try:
         return known[dtype_name(dtype)]
     except KeyError:
@@ -32,7 +32,7 @@ def to_dtype(argument: str, dtype: Any, known: Mapping[str, _core.DType] = DTYPE
 
 
 def to_int(argument: str, value: Any, bits: int = 32) -> int:
-    """An integer of `bits` bits, or TypeError / ValueError naming `argument`."""
+    """An integer of `bits` bits. Raises TypeError or ValueError naming `argument`."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -43,7 +43,7 @@ def to_int(argument: str, value: Any, bits: int = 32) -> int:
 
 
 def to_float(argument: str, value: Any) -> float:
-    """A float, or TypeError / ValueError naming `argument`."""
+    """A float. Raises TypeError or ValueError naming `argument`."""
     if type(value) not in (float, int):
         _core.check_number_without_gradient(argument, value)
     try:
@@ -57,14 +57,14 @@ def to_float(argument: str, value: Any) -> float:
 
 
 def to_bool(argument: str, value: Any) -> bool:
-    """A bool, or TypeError naming `argument`."""
+    """A bool. Raises TypeError naming `argument`."""
     if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
         return bool(value)
     raise TypeError(f"{argument}: expected a bool, got {type(value).__name__}")
 
 
 def is_hnd(kv_layout: Any) -> bool:
-    """Whether a layout is "HND"; ValueError if it is neither that nor "NHD"."""
+    """Whether a layout is "HND". Raises ValueError if it is neither that nor "NHD"."""
     if not isinstance(kv_layout, str) or kv_layout not in ("NHD", "HND"):
         raise ValueError(f"kv_layout: expected 'NHD' or 'HND', got {kv_layout!r}")
     return kv_layout == "HND"

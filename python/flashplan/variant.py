@@ -23,7 +23,7 @@ DTYPES = ("float32", "int32", "int64", "uint32")
 
 
 class Variant:
-    """An attention of your own: the lines in which it differs, as C++.
+    """An attention of your own, given by the C++ statements that differ from standard attention.
 
     `Attention(..., variant=)` compiles them into the kernel, and keeps the result on disk. Each
     body is a text of C++ statements that return a value. A body that is not given changes nothing:
@@ -155,7 +155,7 @@ class Variant:
         request = np.repeat(np.arange(len(lens)), np.diff(ends))
         kv_len = lens[request]
         query = np.arange(ends[-1]) + kv_len - ends[request + 1]
-        count = len(query)  # before the function, which may reshape its arguments in place
+        count = len(query)  # taken before key_range, which may reshape its arguments in place
         bounds: Any = self._key_range(request, query, kv_len)
         if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
             raise TypeError(f"key_range: expected a tuple of begin and end, got {bounds!r}")
@@ -189,7 +189,7 @@ class Variant:
 
 
 def packed_arguments(variant: Variant | None, arguments: dict[str, Any]) -> Any:
-    """The keyword arguments of run() that belong to the variant, in the core's form."""
+    """Converts the keyword arguments of run() that belong to the variant for the core."""
     if variant is not None:
         return variant._packed(arguments)
     if arguments:

@@ -183,7 +183,7 @@ class FlashplanBuilder(_vllm.AttentionMetadataBuilder):  # type: ignore[misc]
             "batch_invariant": os.environ.get("VLLM_BATCH_INVARIANT", "0") == "1",
         }
         self._attentions: dict[bool, dict[Kind, Attention]] = {}
-        self._planned_for(is_causal=True)  # no memory is taken after vLLM has measured it
+        self._planned_for(is_causal=True)  # takes its memory now, before vLLM measures what is free
 
     def _planned_for(self, is_causal: bool) -> dict[Kind, Attention]:
         attentions = self._attentions.get(is_causal)
@@ -203,7 +203,7 @@ class FlashplanBuilder(_vllm.AttentionMetadataBuilder):  # type: ignore[misc]
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> FlashplanMetadata:
-        """Plans for the lengths on the host, which may be upper bounds.
+        """Plans a step for the lengths on the host, which may be upper bounds.
 
         Args:
             common_prefix_len: not used: vLLM counts a prefix for cascade attention only, which the
@@ -216,7 +216,7 @@ class FlashplanBuilder(_vllm.AttentionMetadataBuilder):  # type: ignore[misc]
             raise UnsupportedError("causal: expected a bool for all requests, got one for each")
         bounds = getattr(common, "seq_lens_cpu_upper_bound", None)
         if bounds is None:
-            bounds = common.seq_lens_cpu  # older releases, where it is exact
+            bounds = common.seq_lens_cpu  # in older releases; these lengths are exact
         attentions = self._planned_for(common.causal)
         for attn in attentions.values():
             attn.plan(common.query_start_loc_cpu, bounds)

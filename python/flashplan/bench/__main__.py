@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures attention with the installed package: the time of typical batches, and their rates
-beside the best that this machine can do. On a GPU it needs PyTorch.
+"""Measures attention with the installed package: the time of typical batches, and which part of the
+machine's best rates they reach. On a GPU it needs PyTorch.
 
 python -m flashplan.bench
 python -m flashplan.bench --device cpu --only decode
@@ -26,7 +26,7 @@ HEAD_DIM, PAGE_SIZE = 128, 16
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A batch in bfloat16, causal, head dim 128."""
+    """A batch to be measured: bfloat16, causal, head dim 128."""
 
     name: str
     qo_lens: tuple[int, ...]
@@ -53,7 +53,7 @@ class Row:
         }
 
     def block_table(self, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """Pages in random order."""
+        """A block table that names the pages in random order."""
         counts = [-(-kv_len // PAGE_SIZE) for kv_len in self.kv_lens]
         table = np.zeros((len(counts), max(counts)), np.int32)
         ids = iter(rng.permutation(sum(counts)).tolist())
@@ -63,7 +63,7 @@ class Row:
 
     @property
     def cache_shape(self) -> tuple[int, ...]:
-        """The shape that the cache of keys has, and that of values."""
+        """The shape of the cache of keys, and of the cache of values."""
         num_pages = sum(-(-kv_len // PAGE_SIZE) for kv_len in self.kv_lens)
         return num_pages, PAGE_SIZE, self.num_kv_heads, HEAD_DIM
 
@@ -107,7 +107,7 @@ GPU_ROWS = (
 
 
 class Machine(NamedTuple):
-    """Where to measure, the two rates that it reaches, and how a row is timed."""
+    """The device to measure, its best rates of reading and of products, and how to time a row."""
 
     name: str
     unit: str  # prefix of B/s and FLOP/s
@@ -123,7 +123,7 @@ def this_cpu(repeats: int) -> Machine:
     def microseconds(row: Row) -> float:
         attn = fp.Attention(**row.options("cpu"))
         attn.plan(np.cumsum([0, *row.qo_lens]), row.kv_lens)
-        # Numbers from 1 to 2 as their bits, so that nothing but NumPy is needed.
+        # Draws the bits of numbers from 1 to 2, since NumPy has neither bfloat16 nor 8-bit floats.
         shape = (sum(row.qo_lens), row.num_qo_heads, HEAD_DIM)
         q = rng.integers(0x3F80, 0x4000, shape, np.uint16)
         if row.kv_dtype == "bfloat16":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time on the CPU, and what the machine can do at best."""
+"""Measures times on the CPU, and the best rates that the machine reaches."""
 
 import statistics
 import time
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def best_of(function: Callable[[], Any], repeats: int) -> float:
-    """Seconds of the fastest call."""
+    """The time of the fastest call, in seconds."""
     seconds = []
     for _ in range(repeats):
         begin = time.perf_counter()
@@ -21,7 +21,7 @@ def best_of(function: Callable[[], Any], repeats: int) -> float:
 
 
 def microseconds(function: Callable[[], Any], repeats: int) -> float:
-    """Median of calls, after two that do not count."""
+    """The median time of calls, after two calls that do not count."""
     times = []
     for _ in range(repeats + 2):
         begin = time.perf_counter_ns()
@@ -31,7 +31,7 @@ def microseconds(function: Callable[[], Any], repeats: int) -> float:
 
 
 def read_ceiling(num_threads: int, bytes_per_thread: int) -> float:
-    """GB/s of threads that read memory and do next to nothing with it."""
+    """The rate in GB/s at which threads read memory and do next to nothing with it."""
     parts = [np.ones(bytes_per_thread // 4, np.float32) for _ in range(num_threads)]
     with ThreadPoolExecutor(num_threads) as pool:
         seconds = best_of(lambda: list(pool.map(np.max, parts)), 10)
@@ -39,6 +39,6 @@ def read_ceiling(num_threads: int, bytes_per_thread: int) -> float:
 
 
 def matmul_ceiling(size: int = 2048) -> float:
-    """GFLOP/s of a square float32 matrix product by NumPy, on the threads that it takes."""
+    """The rate in GFLOP/s of NumPy's product of square float32 matrices."""
     a = np.random.default_rng(0).standard_normal((size, size), np.float32)
     return 2 * size**3 / best_of(lambda: a @ a, 5) / 1e9

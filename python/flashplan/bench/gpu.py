@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time on a GPU, and what it can do at best; with PyTorch."""
+"""Measures times on a GPU with PyTorch, and the best rates that the GPU reaches."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ def _event() -> torch.cuda.Event:
 
 
 class Timer:
-    """CUDA events around one call, after the L2 was flushed by reading: zeroing memory would leave
-    dirty lines, whose write-back the call would pay for."""
+    """Times a call by CUDA events, after the L2 was flushed by reading memory. Flushing by writes
+    would leave dirty lines, whose write-back would be part of the call's time."""
 
     def __init__(self, device: str) -> None:
         self.buffer = torch.zeros(FLUSH_BYTES // 4, device=device)
@@ -27,14 +27,14 @@ class Timer:
         torch.sum(self.buffer, 0, out=self.total)
 
     def microseconds(self, call: Callable[[], Any], repeats: int, warmups: int = 2) -> float:
-        """Median. The flush keeps the GPU busy while the host prepares the call."""
+        """The median time of a call. A flush keeps the GPU busy while the host prepares it."""
         return self.in_turn([call], repeats, warmups)[0]
 
     def in_turn(
         self, calls: Sequence[Callable[[], Any]], repeats: int, warmups: int = 2
     ) -> list[float]:
-        """The same of each of `calls`, one after the other in every round: a GPU that warms up or
-        slows down meanwhile is the same for all of them."""
+        """The median time of each of `calls`. Every round makes all calls one after the other, so
+        that a GPU that gets faster or slower meanwhile affects all of them alike."""
         rounds: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = []
         # The host gets 2 ms ahead. Otherwise the GPU waits between two events where the host is
         # slow for a moment, and the call seems to take longer.
@@ -66,7 +66,8 @@ def _memory_microseconds(timer: Timer, device: str, size: int) -> tuple[float, f
 
 
 def ceilings(timer: Timer, device: str, size: int = 8 << 30) -> dict[str, float]:
-    """A read stream and a copy (bytes read and written over time), a bfloat16 matmul."""
+    """The best rates of a GPU: of reading memory, of copying it (bytes read and written), and of a
+    bfloat16 matrix product."""
     read_us, copy_us = _memory_microseconds(timer, device, size)
     a, b = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)

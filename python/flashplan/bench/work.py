@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of an attention problem: operations and bytes."""
+"""Counts the operations and bytes of an attention problem."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 def _visible_lens(
     qo_lens: Sequence[int], kv_lens: Sequence[int], window_left: int
 ) -> Iterator[tuple[int, int]]:
-    """(qo_len, keys that some query sees) of each request."""
+    """For each request (qo_len, the number of keys that any query sees)."""
     for qo_len, kv_len in zip(qo_lens, kv_lens, strict=True):
         yield qo_len, kv_len if window_left < 0 else min(kv_len, window_left + qo_len)
 
@@ -21,7 +21,8 @@ def flops(
     causal: bool = True,
     window_left: int = -1,
 ) -> float:
-    """Operations of the two products; where causal, new tokens see half of each other."""
+    """The floating-point operations of the two products. With a causal mask, the new tokens of a
+    request see half of each other."""
     own = sum(qo_len**2 for qo_len in qo_lens if qo_len > 1) / 2 if causal else 0.0
     lens = _visible_lens(qo_lens, kv_lens, window_left)
     pairs = sum(qo_len * num_keys for qo_len, num_keys in lens) - own
@@ -37,6 +38,6 @@ def kv_bytes(
     *,
     window_left: int = -1,
 ) -> int:
-    """The bytes of the keys and values that some query sees, each read once."""
+    """The bytes of the keys and values that any query sees, each read once."""
     tokens = sum(num_keys for _, num_keys in _visible_lens(qo_lens, kv_lens, window_left))
     return tokens * num_kv_heads * sum(head_dims) * item_size

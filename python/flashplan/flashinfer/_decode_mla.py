@@ -16,8 +16,8 @@ from flashplan.flashinfer.page import get_seq_lens
 
 
 class BatchDecodeMlaWithPagedKVCacheWrapper(BatchMLAPagedAttentionWrapper):
-    """`BatchMLAPagedAttentionWrapper` of one query for each request, whose pages and last page
-    lengths are those of `BatchDecodeWithPagedKVCacheWrapper`.
+    """`BatchMLAPagedAttentionWrapper` for one query of each request. Page tables are given as for
+    `BatchDecodeWithPagedKVCacheWrapper`.
 
     Args:
         float_workspace_buffer: memory on the device of the tensors, used if it is large enough.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts with queries, keys and values in one of five layouts, without plan(); see `_direct`."""
+"""Attends to prompts without plan(), with q, k and v in one of five layouts; see `_direct`."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def _inputs(
 def _shared_table(
     k: Tensor, v: Tensor, block_tables: Tensor, seq_lens: Tensor, page_size: int
 ) -> Tensor:
-    """The page ids [batch_size, most pages] of separate caches. FlashInfer has ids for k and for v,
-    both counted from the first page of k; here a page of v must have the id of its page of k."""
+    """The page ids [batch_size, most pages] of separate caches. FlashInfer takes ids for k and for
+    v, both counted from the first page of k. Here v must have the same pages in its cache as k."""
     if block_tables.dim() != 3 or block_tables.shape[1] != 2:
         raise ValueError(
             "block_tables: separate k and v expect shape [batch_size, 2, pages], got "

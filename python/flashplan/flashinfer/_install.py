@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flashplan under the name of FlashInfer."""
+"""Makes flashplan importable under the name of FlashInfer."""
 
 from __future__ import annotations
 

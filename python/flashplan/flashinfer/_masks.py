@@ -24,7 +24,7 @@ MAX_BITS = 1 << 24
 
 
 def num_words(batch: Batch) -> int:
-    """Words of a row: enough for the longest request, and at least one."""
+    """The number of words of a row of the mask: enough for the longest request, at least one."""
     return max(-(-int(batch.kv_lens.max(initial=0)) // 32), 1)
 
 
@@ -38,7 +38,8 @@ def to_words(
 
     Args:
         batch: the requests that the mask is for.
-        custom_mask: bool, flat: for each request [qo_len, kv_len]; ignored if there is a
+        custom_mask: bool, flat: for each request [qo_len, kv_len]. Ignored if packed_custom_mask is
+            given.
         packed_custom_mask: uint8: the elements of custom_mask as bits, the lowest of a byte first.
             Each request begins at a byte of its own.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries of 8 bits, whose scales FlashInfer has for each query head."""
+"""Reads queries of 8 bits and their scales, of which FlashInfer has one for each query head."""
 
 from __future__ import annotations
 

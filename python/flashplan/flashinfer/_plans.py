@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects of `Attention` that a wrapper runs, and when they are planned.
+"""Keeps the objects of `Attention` that a wrapper runs, and plans them.
 
 FlashInfer's options may come with plan(), and again with each forward(), so a batch is planned for
 each set of options that its runs have.
@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 
 
 class _Planned:
-    """An Attention, and which of the batches it is planned for."""
+    """An Attention, and the number (generation) of the batch that it is planned for."""
 
     def __init__(self, attn: Attention, has_mask: bool) -> None:
         self.attn = attn
@@ -56,7 +56,7 @@ class Attentions:
 
     def __init__(self, workspace: Tensor, device: torch.device, for_graphs: bool) -> None:
         self.device = device
-        self.generation = 0  # counts batches
+        self.generation = 0  # the number of the current batch
         self._workspace = workspace
         self._for_graphs = for_graphs
         self._kept: dict[Hashable, _Planned] = {}

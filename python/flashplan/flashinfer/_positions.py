@@ -52,16 +52,16 @@ def widens_keys(mode: str, kv_dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def wide_dtype(q_dtype: torch.dtype) -> torch.dtype:
-    """The dtype of widened keys, and of the queries beside them."""
+    """The dtype of widened keys, and of queries that attend to them."""
     return torch.bfloat16 if is_8_bit(q_dtype) else q_dtype
 
 
 def widened(
     k: Tensor, v: Tensor, tables: dict[str, Tensor], kv_dtype: torch.dtype, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """(k, v, tables): copies of dtype, without rounding. Of a cache with page_indices, the pages
-    that these name are copied, in their order. Indices that no request has may be anything, as in
-    the buffers of CUDA graphs.
+    """Copies keys and values to a wider dtype, which rounds nothing. Returns (k, v, tables). Of a
+    cache, only the pages in page_indices are copied, in their order. Indices that belong to no
+    request may be anything, as in the buffers of CUDA graphs.
 
     Args:
         kv_dtype: the dtype of the numbers in k and v, which may be tensors of uint8.

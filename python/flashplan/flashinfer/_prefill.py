@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of any number of queries of each request, over a paged cache."""
+"""Attention over a paged cache, for any number of queries of each request."""
 
 from __future__ import annotations
 

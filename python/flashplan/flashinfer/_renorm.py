@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that give probabilities or logits instead of tokens.
+"""Filters that return probabilities or logits instead of tokens.
 
 flashplan keeps as many elements as a filter names, and of equal elements those with smaller ids.
 FlashInfer also keeps all elements that are equal to the smallest kept one. So here elements are

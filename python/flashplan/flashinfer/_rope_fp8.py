@@ -92,7 +92,7 @@ def rope_quantize_fp8(
     k_rope_out = _out_for(k_rope, k_rope, k_rope_out, dtype)
     q_nope_out = _out_for(q_nope, q_rope, q_nope_out, dtype)
     k_nope_out = _out_for(k_nope, k_rope, k_nope_out, dtype)
-    if cos_sin_cache.dtype != torch.float32:  # programs look for FlashInfer's words
+    if cos_sin_cache.dtype != torch.float32:  # programs search the message for FlashInfer's text
         raise ValueError(f"cos_sin_cache should be float32, got {cos_sin_cache.dtype}")
     fp.apply_rope(
         q_rope,
@@ -130,8 +130,8 @@ def mla_rope_quantize_fp8(
     k_nope_out: Tensor | None = None,
     enable_pdl: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`rope_quantize_fp8` of keys without a dimension of heads: [tokens, rope_dim] and [tokens,
-    dim]."""
+    """Calls `rope_quantize_fp8` with keys that have no dimension of heads: [tokens, rope_dim] and
+    [tokens, dim]."""
     return rope_quantize_fp8(
         q_rope,
         k_rope,

@@ -11,7 +11,8 @@ from torch import Tensor
 import flashplan as fp
 
 _DTYPES = {"top_k": torch.int32, "top_p": torch.float32, "min_p": torch.float32}
-# An odd number without a pattern, 2^64 / golden ratio, as an int64.
+# The difference between the seeds of two rows: 2^64 / golden ratio as an int64, which is odd and
+# has no pattern in its bits.
 _STRIDE = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
@@ -21,7 +22,7 @@ def parameter(name: str, value: Any, rows: Tensor, dtype: torch.dtype) -> Any:
         return value
     if value.dim() != 1:
         shape, kind = "", f"{value.dim()}D"
-        if value.dim() == 0:  # programs look for FlashInfer's words
+        if value.dim() == 0:  # programs search the message for FlashInfer's text
             shape, kind = " of shape (batch_size,)", "0-dimensional"
         raise ValueError(
             f"{name}: Expected a 1D tensor{shape} or scalar for the sampling parameter, "
@@ -42,7 +43,7 @@ def random_numbers(
     batch_size: int,
     device: torch.device,
 ) -> tuple[int | Tensor, int | Tensor]:
-    """(seed, offset) for `flashplan.sample`. A generator is advanced."""
+    """(seed, offset) for `flashplan.sample`: those given, or drawn from the generator."""
     if seed is None or offset is None:
         return _next_of(generator, device)
     if isinstance(seed, Tensor) != isinstance(offset, Tensor):

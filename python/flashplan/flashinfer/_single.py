@@ -171,7 +171,7 @@ def single_decode_with_kv_cache(
     rope_theta: float | None = None,
     return_lse: bool = False,
 ) -> Any:
-    """`single_prefill_with_kv_cache` of the last token alone: q [num_qo_heads, head_dim].
+    """Does what `single_prefill_with_kv_cache` does, for one query: q [num_qo_heads, head_dim].
 
     Returns:
         o [num_qo_heads, head_dim], or (o, lse), lse [num_qo_heads] to base 2.

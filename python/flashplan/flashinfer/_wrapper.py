@@ -111,8 +111,8 @@ class Wrapper:
         self._forward_key: Any = None  # _key() of the last forward()
         self._shape: Shape | None = None
         self._num_rows = 0
-        self._fixed_batch_size = 0  # with CUDA graphs
-        self._bounds: tuple[int, int] | None = None  # with CUDA graphs
+        self._fixed_batch_size = 0  # used with CUDA graphs alone
+        self._bounds: tuple[int, int] | None = None  # (requests, rows), with CUDA graphs alone
         self._max_total_num_rows: int | None = None
         self._mask: Tensor | None = None
         self._custom_mask_buf: Tensor | None = None
@@ -196,8 +196,8 @@ class Wrapper:
             o_dtype,
             self._kv_layout,
             has_mask,
-            # FlashInfer has equal bits for a request in any batch if it does not split keys, or
-            # splits them at fixed places.
+            # Batch-invariant: FlashInfer's results for a request have the same bits in any batch if
+            # keys are not split, or split at fixed places.
             disable_split_kv or (fixed_split_size is not None and fixed_split_size > 0),
         )
 

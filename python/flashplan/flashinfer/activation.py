@@ -9,19 +9,19 @@ import flashplan as fp
 def silu_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:
-    """`flashplan.silu_and_mul`."""
+    """Calls `flashplan.silu_and_mul`."""
     return fp.silu_and_mul(input, out)
 
 
 def gelu_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:
-    """`flashplan.gelu_and_mul`."""
+    """Calls `flashplan.gelu_and_mul`."""
     return fp.gelu_and_mul(input, out)
 
 
 def gelu_tanh_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:
-    """`flashplan.gelu_tanh_and_mul`."""
+    """Calls `flashplan.gelu_tanh_and_mul`."""
     return fp.gelu_tanh_and_mul(input, out)

@@ -13,7 +13,8 @@ from flashplan.flashinfer._prefill import BatchPrefillWithPagedKVCacheWrapper
 
 
 class BatchAttention:
-    """`BatchPrefillWithPagedKVCacheWrapper` with lengths in tokens, and a workspace of its own."""
+    """A `BatchPrefillWithPagedKVCacheWrapper` that allocates its workspace, and whose plan() gets
+    the number of all keys of each request."""
 
     def __init__(self, kv_layout: str = "NHD", device: torch.device | str = "cuda") -> None:
         workspace = torch.empty(16, dtype=torch.uint8, device=device)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merges of attention states, whose log-sum-exp s is a logarithm to base 2, and attention over
-prefixes that requests share, by such merges.
+"""Merges attention states, whose log-sum-exp s is a logarithm to base 2, and by such merges attends
+over prefixes that requests share.
 
 Engines that plan by themselves give prefixes to `flashplan.Attention.plan(shared_prefixes=)`, which
 computes them in the same launch.
@@ -21,7 +21,7 @@ from flashplan.flashinfer._single import single_prefill_with_kv_cache
 
 
 def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, Tensor]:
-    """`flashplan.merge_states` of two states: v [tokens, heads, dim], s [tokens, heads]."""
+    """Merges two states by `flashplan.merge_states`: v [tokens, heads, dim], s [tokens, heads]."""
     return fp.merge_states(v_a, s_a, v_b, s_b, base2=True)
 
 
@@ -32,14 +32,15 @@ def merge_state_in_place(
     s_other: Tensor,
     mask: Tensor | None = None,
 ) -> None:
-    """`merge_state` into v and s. Tokens whose mask [tokens] is false keep their state."""
+    """Merges another state into v and s. Tokens whose mask [tokens] is false keep their state."""
     if mask is not None:
         s_other = s_other.masked_fill(~mask.bool()[:, None], -torch.inf)
     fp.merge_states(v, s, v_other, s_other, out=v, lse=s, base2=True)
 
 
 def merge_states(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-    """`flashplan.merge_states`: v [tokens, states, heads, dim], s [tokens, states, heads]."""
+    """Merges states by `flashplan.merge_states`: v [tokens, states, heads, dim], s [tokens, states,
+    heads]."""
     states, lse = v.transpose(0, 1).contiguous(), s.transpose(0, 1).contiguous()
     return fp.merge_states(states, lse, base2=True)
 
@@ -92,7 +93,7 @@ class MultiLevelCascadeAttentionWrapper:
     def reset_workspace_buffer(
         self, float_workspace_buffer: Tensor, int_workspace_buffers: list[Tensor]
     ) -> None:
-        """As for `BatchPrefillWithPagedKVCacheWrapper`, with a second buffer for each level."""
+        """Sets other workspaces: one for all levels, and an integer workspace for each level."""
         _check_levels(
             "int_workspace_buffers", int_workspace_buffers, len(self._batch_prefill_wrappers)
         )
@@ -161,7 +162,7 @@ class MultiLevelCascadeAttentionWrapper:
     begin_forward = plan
 
     def run(self, q: Tensor, paged_kv_cache: Cache) -> Tensor:
-        """o [tokens, num_qo_heads, head_dim], over the pages of all levels."""
+        """Runs all levels. Returns o [tokens, num_qo_heads, head_dim], over their pages."""
         *others, last = self._batch_prefill_wrappers
         o, lse = last.run(q, paged_kv_cache, return_lse=True)
         for wrapper in others:
@@ -207,7 +208,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
         page_size: int,
         data_type: torch.dtype | str = "float16",
     ) -> None:
-        """Plans the keys that belong to one request each."""
+        """Plans attention over the keys that each request has for itself."""
         self._batch_decode_wrapper.plan(
             unique_kv_indptr,
             unique_kv_indices,

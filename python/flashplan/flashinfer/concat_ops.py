@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of latent attention in their uncompressed form, in operations of PyTorch.
+"""Joins the parts of uncompressed keys of latent attention, by operations of PyTorch.
 
 `flashplan.Attention.run` takes the part that all heads share as `k_tail`, without a copy.
 """
@@ -10,7 +10,7 @@ __all__ = ["concat_mla_k"]
 
 
 def concat_mla_k(k: Tensor, k_nope: Tensor, k_rope: Tensor) -> None:
-    """Writes the dims of each head, then those that all heads share, to k.
+    """Writes to each head of k its own dims, then the dims that all heads share.
 
     Args:
         k: [tokens, heads, dim + shared dim], written.

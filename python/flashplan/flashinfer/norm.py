@@ -24,7 +24,7 @@ def rmsnorm(
     out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    """`flashplan.rmsnorm`: the rows of input, normalised and multiplied by weight."""
+    """Calls `flashplan.rmsnorm`: the rows of input, normalised and multiplied by weight."""
     return fp.rmsnorm(input, weight, eps, out=out)
 
 
@@ -35,7 +35,7 @@ def gemma_rmsnorm(
     out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    """`flashplan.rmsnorm` with gemma=True: multiplies by 1 + weight."""
+    """Calls `flashplan.rmsnorm` with gemma=True: multiplies by 1 + weight."""
     return fp.rmsnorm(input, weight, eps, gemma=True, out=out)
 
 
@@ -46,7 +46,7 @@ def fused_add_rmsnorm(
     eps: float = 1e-6,
     enable_pdl: bool | None = None,
 ) -> None:
-    """`flashplan.add_rmsnorm`: residual += input, then input = rmsnorm(residual)."""
+    """Calls `flashplan.add_rmsnorm`: residual += input, then input = rmsnorm(residual)."""
     fp.add_rmsnorm(input, residual, weight, eps)
 
 
@@ -57,14 +57,14 @@ def gemma_fused_add_rmsnorm(
     eps: float = 1e-6,
     enable_pdl: bool | None = None,
 ) -> None:
-    """`flashplan.add_rmsnorm` with gemma=True: multiplies by 1 + weight."""
+    """Calls `flashplan.add_rmsnorm` with gemma=True: multiplies by 1 + weight."""
     fp.add_rmsnorm(input, residual, weight, eps, gemma=True)
 
 
 def layernorm(
     input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor, eps: float = 1e-6
 ) -> torch.Tensor:
-    """`flashplan.layernorm` with weight gemma and bias beta, of the dtype of input or float32."""
+    """Calls `flashplan.layernorm` with weight gemma and bias beta, of input's dtype or float32."""
     return fp.layernorm(input, *_layer_weights(input, gemma, beta), eps)
 
 
@@ -76,8 +76,8 @@ def rmsnorm_quant(
     eps: float = 1e-6,
     enable_pdl: bool | None = None,
 ) -> None:
-    """`rmsnorm`, divided by scale, a number or a float32 tensor of one element, into an `out` of 8
-    bits."""
+    """Writes `rmsnorm` of input, divided by scale, to `out`, which has 8 bits. scale: a number or a
+    float32 tensor of one element."""
     fp.rmsnorm(input, weight, eps, out=out, scale=_scalar(scale))
 
 
@@ -90,7 +90,7 @@ def fused_add_rmsnorm_quant(
     eps: float = 1e-6,
     enable_pdl: bool | None = None,
 ) -> None:
-    """residual += input, then `rmsnorm_quant` of residual. input stays as it is."""
+    """Adds input to residual, then does `rmsnorm_quant` of residual. input stays as it is."""
     fp.add_rmsnorm(input, residual, weight, eps, out=out, scale=_scalar(scale))
 
 
@@ -102,8 +102,8 @@ def layernorm_quant(
     scale: float | torch.Tensor,
     eps: float = 1e-6,
 ) -> None:
-    """`layernorm`, divided by scale, a number or a float32 tensor of one element, into an `out` of
-    8 bits."""
+    """Writes `layernorm` of input, divided by scale, to `out`, which has 8 bits. scale: a number or
+    a float32 tensor of one element."""
     weights = _layer_weights(input, gemma, beta)
     fp.layernorm(input, *weights, eps, out=out, scale=_scalar(scale))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Appends to a paged cache. A cache is a pair (k, v), or one tensor [pages, 2, ...]."""
+"""Functions that append to a paged cache: a pair (k, v), or one tensor [pages, 2, ...]."""
 
 import torch
 
@@ -62,7 +62,7 @@ def append_paged_mla_kv_cache(
     kv_indptr: torch.Tensor,
     kv_last_page_len: torch.Tensor,
 ) -> None:
-    """`append_paged_kv_cache` for multi-head latent attention: rows of one head.
+    """Calls `append_paged_kv_cache` for multi-head latent attention, whose rows have one head.
 
     append_ckv and append_kpe are [tokens, dim], ckv_cache and kpe_cache [pages, page_size, dim].
     """

@@ -73,7 +73,7 @@ class PODWithPagedKVCacheWrapper:
         rope_theta: float | None = None,
         non_blocking: bool = True,
     ) -> None:
-        """`BatchDecodeWithPagedKVCacheWrapper.plan` of the decodes."""
+        """Plans the decodes, as `BatchDecodeWithPagedKVCacheWrapper.plan` does."""
         self._decode.plan(
             indptr,
             indices,
@@ -188,7 +188,7 @@ class BatchPODWithPagedKVCacheWrapper:
     is_cuda_graph_enabled = False
 
     def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD") -> None:
-        half = len(float_workspace_buffer) // 32 * 16  # both are aligned
+        half = len(float_workspace_buffer) // 32 * 16  # so that both halves are aligned
         self.device = float_workspace_buffer.device
         self._prompts, self._decodes = (
             BatchPrefillWithPagedKVCacheWrapper(part, kv_layout)
@@ -220,8 +220,8 @@ class BatchPODWithPagedKVCacheWrapper:
         rope_theta: float | None = None,
         non_blocking: bool = True,
     ) -> None:
-        """`BatchPrefillWithPagedKVCacheWrapper.plan` of the prompts (the suffix _p) and of the
-        decodes (_d), which see all of their keys.
+        """Plans the prompts (the suffix _p) and the decodes (_d), which see all of their keys. The
+        arguments are those of `BatchPrefillWithPagedKVCacheWrapper.plan`.
 
         Args:
             data_type: dtype of k and v if kv_data_type is None, and of q if q_data_type is None.

@@ -79,7 +79,7 @@ def apply_rope_pos_ids(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
 ) -> tuple[Tensor, Tensor]:
-    """`flashplan.apply_rope` with pos_ids [tokens], int32 or int64, divided by rope_scale."""
+    """Calls `flashplan.apply_rope` with pos_ids [tokens], int32 or int64, over rope_scale."""
     return fp.apply_rope(q, k, pos_ids, _plain(rotary_dim, interleave, rope_scale, rope_theta))
 
 
@@ -92,7 +92,7 @@ def apply_rope_pos_ids_inplace(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
 ) -> None:
-    """`apply_rope_pos_ids` into q and k."""
+    """Does what `apply_rope_pos_ids` does, in place."""
     rope = _plain(rotary_dim, interleave, rope_scale, rope_theta)
     fp.apply_rope(q, k, pos_ids, rope, out_q=q, out_k=k)
 
@@ -107,8 +107,8 @@ def apply_rope(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
 ) -> tuple[Tensor, Tensor]:
-    """`apply_rope_pos_ids` of requests, whose rows begin at indptr [batch_size + 1], and whose
-    positions begin at offsets [batch_size]."""
+    """Rotates the rows of requests. These begin at indptr [batch_size + 1], and their positions at
+    offsets [batch_size]. Otherwise it does what `apply_rope_pos_ids` does."""
     positions = _positions(indptr, offsets, q.shape[0])
     return apply_rope_pos_ids(q, k, positions, rotary_dim, interleave, rope_scale, rope_theta)
 
@@ -123,7 +123,7 @@ def apply_rope_inplace(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
 ) -> None:
-    """`apply_rope` into q and k."""
+    """Does what `apply_rope` does, in place."""
     positions = _positions(indptr, offsets, q.shape[0])
     apply_rope_pos_ids_inplace(q, k, positions, rotary_dim, interleave, rope_scale, rope_theta)
 
@@ -140,7 +140,7 @@ def apply_llama31_rope_pos_ids(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
 ) -> tuple[Tensor, Tensor]:
-    """`apply_rope_pos_ids` with the scaling of Llama 3.1; see `flashplan.Rope`."""
+    """Does what `apply_rope_pos_ids` does, with Llama 3.1's scaling; see `flashplan.Rope`."""
     factors = (low_freq_factor, high_freq_factor, old_context_len)
     rope = _llama31(rotary_dim, interleave, rope_scale, rope_theta, *factors)
     return fp.apply_rope(q, k, pos_ids, rope)
@@ -158,7 +158,7 @@ def apply_llama31_rope_pos_ids_inplace(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
 ) -> None:
-    """`apply_llama31_rope_pos_ids` into q and k."""
+    """Does what `apply_llama31_rope_pos_ids` does, in place."""
     factors = (low_freq_factor, high_freq_factor, old_context_len)
     rope = _llama31(rotary_dim, interleave, rope_scale, rope_theta, *factors)
     fp.apply_rope(q, k, pos_ids, rope, out_q=q, out_k=k)
@@ -177,7 +177,7 @@ def apply_llama31_rope(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
 ) -> tuple[Tensor, Tensor]:
-    """`apply_rope` with the scaling of Llama 3.1."""
+    """Does what `apply_rope` does, with the scaling of Llama 3.1."""
     positions = _positions(indptr, offsets, q.shape[0])
     factors = (low_freq_factor, high_freq_factor, old_context_len)
     rope = _llama31(rotary_dim, interleave, rope_scale, rope_theta, *factors)
@@ -197,7 +197,7 @@ def apply_llama31_rope_inplace(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
 ) -> None:
-    """`apply_llama31_rope` into q and k."""
+    """Does what `apply_llama31_rope` does, in place."""
     positions = _positions(indptr, offsets, q.shape[0])
     factors = (low_freq_factor, high_freq_factor, old_context_len)
     rope = _llama31(rotary_dim, interleave, rope_scale, rope_theta, *factors)
@@ -236,7 +236,7 @@ def apply_rope_with_cos_sin_cache_inplace(
     cos_sin_cache: Tensor,
     is_neox: bool = True,
 ) -> None:
-    """`apply_rope_with_cos_sin_cache` into query and key."""
+    """Does what `apply_rope_with_cos_sin_cache` does, in place."""
     q, k = _in_heads(query, head_size), _in_heads(key, head_size)
     fp.apply_rope(
         q,

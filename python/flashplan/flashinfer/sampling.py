@@ -46,7 +46,7 @@ top_p_renorm_prob = top_p_renorm_probs
 def softmax(
     logits: Tensor, temperature: float | Tensor | None = None, enable_pdl: bool | None = None
 ) -> Tensor:
-    """`flashplan.softmax` of logits [batch, vocab], divided by temperature: float32."""
+    """Calls `flashplan.softmax` with logits [batch, vocab]. Returns float32 probabilities."""
     temperature = parameter("temperature", temperature, logits, torch.float32)
     return fp.softmax(logits, temperature)
 
@@ -105,7 +105,7 @@ def top_p_sampling_from_probs(
     offset: int | Tensor | None = None,
     return_valid: bool = False,
 ) -> Any:
-    """`sampling_from_probs` from the fewest largest probabilities with a sum >= top_p."""
+    """Draws by `sampling_from_probs` among the fewest largest probabilities with a sum >= top_p."""
     results = draw(probs, indices, generator, check_nan, seed, offset, from_probs=True, top_p=top_p)
     return results if return_valid else results[0]
 
@@ -121,7 +121,7 @@ def top_k_sampling_from_probs(
     offset: int | Tensor | None = None,
     return_valid: bool = False,
 ) -> Any:
-    """`sampling_from_probs` from the top_k largest probabilities."""
+    """Draws by `sampling_from_probs` among the top_k largest probabilities."""
     results = draw(probs, indices, generator, check_nan, seed, offset, from_probs=True, top_k=top_k)
     return results if return_valid else results[0]
 
@@ -137,7 +137,7 @@ def min_p_sampling_from_probs(
     offset: int | Tensor | None = None,
     return_valid: bool = False,
 ) -> Any:
-    """`sampling_from_probs` from probabilities >= min_p * the largest one."""
+    """Draws by `sampling_from_probs` among probabilities >= min_p * the largest one."""
     results = draw(probs, indices, generator, check_nan, seed, offset, from_probs=True, min_p=min_p)
     return results if return_valid else results[0]
 
@@ -155,7 +155,7 @@ def top_k_top_p_sampling_from_probs(
     offset: int | Tensor | None = None,
     return_valid: bool = False,
 ) -> Any:
-    """`sampling_from_probs` from what both filters keep.
+    """Draws by `sampling_from_probs` among the tokens that both filters keep.
 
     Args:
         filter_apply_order: "top_k_first": top_p applies to what top_k leaves, renormalised.
@@ -179,7 +179,7 @@ def top_k_top_p_sampling_from_logits(
     seed: int | Tensor | None = None,
     offset: int | Tensor | None = None,
 ) -> Tensor:
-    """`top_k_top_p_sampling_from_probs` of softmax(logits)."""
+    """Draws by `top_k_top_p_sampling_from_probs` with the probabilities softmax(logits)."""
     _check_order(filter_apply_order)
     filters: Any = {"top_k": top_k, "top_p": top_p, "joint": filter_apply_order == "joint"}
     return draw(logits, indices, generator, check_nan, seed, offset, **filters)[0]
@@ -203,7 +203,7 @@ def chain_speculative_sampling(
     seed: int | Tensor | None = None,
     offset: int | Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`flashplan.speculative_verify` of n drafts of each request.
+    """Verifies n drafts of each request by `flashplan.speculative_verify`.
 
     Args:
         draft_probs: [batch, n, vocab].

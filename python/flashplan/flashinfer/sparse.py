@@ -53,7 +53,7 @@ class BlockSparseAttentionWrapper(BlockWrapper):
         non_blocking: bool = True,
         **options: Any,
     ) -> None:
-        """Plans the blocks.
+        """Plans attention within the blocks that the arguments select.
 
         Args:
             indptr, indices: [M / R + 1] and [blocks]: the blocks of keys of each block of queries.

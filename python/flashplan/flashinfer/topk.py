@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The largest elements of rows, by PyTorch's operators."""
+"""Finds the largest elements of rows, by PyTorch's operators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 class TopKTieBreak(IntEnum):
     """Which elements are selected if several are equal to the smallest selected one."""
 
-    NONE = 0  # any
+    NONE = 0  # any of them
     SMALL = 1  # those with the smallest indices
     LARGE = 2  # those with the largest indices
 

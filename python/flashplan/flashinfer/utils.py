@@ -40,7 +40,7 @@ class TensorLayout(enum.Enum):
 
 
 def get_compute_capability(device: torch.device) -> tuple[int, int]:
-    """(major, minor) of a GPU."""
+    """The compute capability of a GPU: (major, minor)."""
     if device.type != "cuda":
         raise ValueError(f"device: expected a GPU, got {device}")
     capability: tuple[int, int] = torch.cuda.get_device_capability(device)
@@ -59,5 +59,5 @@ def is_sm90a_supported(device: torch.device) -> bool:
 
 
 def device_support_pdl(device: torch.device) -> bool:
-    """Whether a GPU can launch a kernel before the one in front of it has ended."""
+    """Whether a GPU can begin a kernel before the kernel before it in the stream has ended."""
     return device.type == "cuda" and get_compute_capability(device)[0] >= 9

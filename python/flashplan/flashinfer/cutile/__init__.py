@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs ask here whether FlashInfer's kernels in cuTile can run."""
+"""The module in which programs ask whether FlashInfer's kernels in cuTile can run."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether FlashInfer's kernels in cuTile can run."""
+"""Tells whether FlashInfer's kernels in cuTile can run."""
 
 
 def is_cuda_tile_available() -> bool:

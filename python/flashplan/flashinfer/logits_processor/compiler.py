@@ -36,7 +36,7 @@ class Compiler:
         self.validity_checks.append(check)
 
     def compile(self, ops: Sequence[Op]) -> list[Op]:
-        """The operators to run instead of ops.
+        """Checks ops, and returns the operators to run instead of them.
 
         Raises:
             CompileError: ops is empty, or a validity check fails.
@@ -54,7 +54,7 @@ class Compiler:
                 continue
             end = begin + len(rule.pattern)
             compiled[begin:end] = [rule.build(compiled[begin:end])]
-            begin = max(begin - 1, 0)  # the new operator may fit behind the one before
+            begin = max(begin - 1, 0)  # a rule may fit the new operator and the one before it
         return compiled
 
     def _rule_for(self, ops: list[Op], begin: int) -> FusionRule | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bases of the operators that a pipeline runs."""
+"""The base classes of the operators that a pipeline runs."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class TemperatureOp(_FilterOp):
 
 
 class SoftmaxOp(ParameterizedOp):
-    """Probabilities of logits, float32. enable_pdl has no effect."""
+    """Computes the probabilities of logits, float32. enable_pdl has no effect."""
 
     IN, OUT = LOGITS, PROBS
 
@@ -65,7 +65,7 @@ class SoftmaxOp(ParameterizedOp):
 
 
 class FusedTemperatureSoftmaxOp(_FilterOp):
-    """Probabilities of logits / temperature, float32, by one kernel."""
+    """Computes the probabilities of logits / temperature, float32, by one kernel."""
 
     IN, OUT = LOGITS, PROBS
 
@@ -109,7 +109,7 @@ class TopPOp(_FilterOp):
 
 
 class MinPOp(_FilterOp):
-    """Probabilities >= min_p * the largest one, divided by their sum; others become 0."""
+    """Keeps probabilities >= min_p * the largest one, divided by their sum; others become 0."""
 
     IN, OUT = PROBS, PROBS
 

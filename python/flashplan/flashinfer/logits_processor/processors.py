@@ -31,7 +31,7 @@ class LogitsProcessor(abc.ABC):
 
     @abc.abstractmethod
     def legalize(self, input_type: TensorType | None) -> list[Op]:
-        """The operators of this step for a tensor of this type, or behind a step that gives none.
+        """The operators of this step for a tensor of this type; None: the type is not known.
 
         Raises:
             ValueError: the step does not take tensors of this type.
