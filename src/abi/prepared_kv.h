@@ -10,8 +10,8 @@ namespace flashplan {
 /// The value in PreparedKv::first_tiles for a segment whose keys are not prepared.
 constexpr int32_t kNotPrepared = -1;
 
-/// What a part some of whose keys are on no page of the cache adds to PreparedState::keys, besides
-/// the 1 that every part adds.
+/// Every part that is ready adds 1 to PreparedState::keys. A part adds this number too, if some of
+/// its keys are on no page of the cache.
 constexpr int32_t kPartOffPages = 1 << 16;
 
 /// Counters for a tile of one kv head. A tile is prepared in parts, each with the same number of

@@ -35,8 +35,8 @@ FLASHPLAN_HOST_DEVICE void fit_to_length(const Mask& mask, const PackedRows& row
   if (is_last || keys.end > real.end) keys.end = real.end;
 }
 
-/// Whether fit_to_length() must be called for the work tiles of a segment. Not for those of a
-/// shared prefix: all its keys exist whatever the real lengths are.
+/// Whether fit_to_length() must be called for the work tiles of a segment. A shared prefix does not
+/// need it: all its keys exist, whatever the real lengths are.
 FLASHPLAN_HOST_DEVICE bool has_real_length(const AttentionParams& p, const Segment& segment) {
   return p.tensors.kv_lens != nullptr && !is_prefix(segment);
 }

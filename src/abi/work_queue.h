@@ -51,13 +51,13 @@ struct Merge {
   int32_t reader_step;   // distance from the merge of one reader to that of the next reader
 };
 
-/// Only work tiles of up to so many rows may have several kv heads where their keys are split: no
-/// kernel merges several heads of more rows.
+/// The most rows of a work tile that has several kv heads and only a part of their keys: no kernel
+/// merges several heads of more rows.
 constexpr int32_t kMostPairedRows = 8;
 
-/// A queue has at most so many pieces of split heads: one of a head that began in an earlier queue,
-/// and one of a head that goes on in a later one. Shared prefixes, and requests that read them, do
-/// not count.
+/// The most pieces of split heads in a queue: one of a head that began in an earlier queue, and one
+/// of a head that goes on in a later queue. Pieces of shared prefixes, and of requests that read
+/// them, do not count.
 constexpr int32_t kMostSplitsPerQueue = 2;
 
 /// Counts the pieces of a merge that are finished. If each warpgroup of a tile merges 64 rows of

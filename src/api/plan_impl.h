@@ -42,7 +42,7 @@ struct Plan::Impl {
   /// KernelChoices::first and, if there is one, KernelChoices::second. plan() takes one of them for
   /// a batch, or both.
   std::vector<PlanKernel> kernels;
-  int32_t current = 0;     // the kernel of the last plan(); if it took two, that for many rows
+  int32_t current = 0;     // the kernel of the last plan(); if it took both, the one for many rows
   bool takes_two = false;  // whether the last plan() took both kernels
   /// Whether every plan takes the current kernel, because a graph has been captured that has no
   /// other one.

@@ -53,8 +53,8 @@ inline constexpr std::size_t kFirstSize<flashplan_verify_tensors> = 104;
 /// No struct will ever be larger. A larger size comes from memory that was never initialised.
 constexpr std::size_t kMaxSize = 4096;
 
-/// Copies the caller's struct to `known`. Fields that it is too old to have get those of
-/// `defaults`.
+/// Copies the caller's struct to `known`. Fields that an older struct does not have get the values
+/// in `defaults`.
 ///   kInvalidArgument  no struct, a wrong size, or a field that this library does not know
 template <typename T>
 Status read(const char* name, const T* given, const T& defaults, T* known) noexcept {

@@ -25,7 +25,7 @@ struct Dim {
   static Dim any() { return {0, INT64_MAX}; }
   static Dim exactly(int64_t value) { return {value, value}; }
   static Dim at_least(int64_t value) { return {value, INT64_MAX}; }
-  /// For sizes that kernels count in 32 bits.
+  /// The sizes that kernels can count in 32 bits.
   static Dim int32(int64_t least = 0) { return {least, INT32_MAX}; }
 };
 

@@ -40,7 +40,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kEntry = "flashplan_run_queue";
-// The source that comes before that of the variant.
+// The source that comes before the source of the variant.
 constexpr const char* kHeaders =
     "#define FLASHPLAN_ISA user\n"
     "#include <math.h>\n"
@@ -133,8 +133,8 @@ std::string cache_key(const std::string& source, const std::vector<std::string>&
   }
   for (const std::string& word : command) hash.add_text(word);
   for (const std::string& word : compiler_options()) hash.add_text(word);
-  // Any program among the words may be replaced by another one of the same name. There may be two,
-  // a launcher and the compiler, as in "ccache g++".
+  // Each program that the command names may have been replaced by another one of the same name. The
+  // command may name two, a launcher and the compiler, such as "ccache g++".
   for (const std::string& word : command) {
     const std::string found = find_program(word);
     if (found.empty()) continue;  // an option

@@ -27,7 +27,7 @@ struct Scratch {
   float* row_sum;   // [tile_q, kRowPadding] sum of probabilities, a partial sum in each lane
   float* lse;       // [tile_q] lse of the state
   float* merged_max;  // [tile_q] largest lse of the merged states
-  float* merged_sum;  // [tile_q] sum of their weights
+  float* merged_sum;  // [tile_q] sum of the weights of the merged states
   float* rotations;   // [tile_kv] Rotations of the keys of a tile, if the plan rotates
 };
 

@@ -186,7 +186,7 @@ inline void add_seen_values(const float* p, int32_t p_stride, const uint32_t* se
   }
 }
 
-/// The operator (+) of the paper, section 2.2, on a row: merges the state (o, lse) into
+/// The operator (+) of FlashInfer's paper, section 2.2, on a row: merges the state (o, lse) into
 /// (merged_o, merged_max, merged_sum), which is normalised at the end. An lse of NaN or +inf makes
 /// the sum NaN, and it stays NaN; the maximum ignores NaN. There is one copy of the code, so that
 /// states give the same bits wherever they are merged.

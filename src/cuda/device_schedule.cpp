@@ -205,8 +205,8 @@ Status DeviceSchedule::upload(const Schedules& schedules, Stream stream) noexcep
   last_event_ = nullptr;
   const cudaError_t failed = cudaEventRecord(copied_[next_staging_], stream);
   if (failed != cudaSuccess) {
-    // Nothing else than the event tells when the staging buffer may be written again, so this
-    // waits.
+    // Without the event nothing tells when the staging buffer may be written again, so this waits
+    // until the copy is done.
     succeeded(cudaStreamSynchronize(stream));
     return cuda_error("cudaEventRecord", failed);
   }

@@ -27,14 +27,15 @@ struct PreparedTiles {
 /// takes none.
 int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kernel) noexcept;
 
-/// Decides whether the keys of `batch` are prepared, and writes where in up to `max_tiles` tiles
-/// those of each request begin. Keys of a request are worth it if at least
+/// Decides of which requests of `batch` the keys are prepared, and writes the first prepared tile
+/// and the number of prepared tiles of each request to `tiles`. Together these are at most
+/// `max_tiles`. Preparing the keys of a request is worth it if at least
 /// ScheduleShape::prepare_reads row tiles read each of them. With ScheduleShape::prepares_some this
 /// is decided for each request. Without it, either all requests of a batch are prepared or none, so
 /// that the warps that load keys have one task; the average over the keys of the batch decides. In
 /// this average a request counts for at most 3/2 of prepare_reads (PrepareTuning): many reads of a
 /// long request do not make up for a short one, whose few steps do not hide the time that preparing
-/// takes. `segments`: those of the schedule. Returns the number of prepared tiles.
+/// takes. `segments`: the segments of the schedule. Returns the number of prepared tiles.
 int32_t choose_prepared_kv(const Batch& batch, const ScheduleShape& shape,
                            std::span<const Segment> segments, int32_t max_tiles,
                            const PreparedTiles& tiles) noexcept;

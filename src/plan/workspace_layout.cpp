@@ -58,7 +58,7 @@ int32_t wanted_slots(const AttentionOptions& options, const KernelChoice& choice
     if (options.batch_invariant) return 0;  // nothing is cut
     int32_t for_cuts = choice.num_ctas * kTuning.slots_per_queue;
     if (!shares_prefixes(options, choice)) return for_cuts;
-    // Prefixes that come first in the queues are cut too, into about one piece for each queue.
+    // Prefixes that come first in the queues are cut into about one piece for each queue.
     if (choice.kernel.tuning.item_steps > 0) for_cuts += choice.num_ctas;
     const int64_t rows = kTuning.states_of_row * options.max_batch_size * options.num_qo_heads;
     return for_cuts + ceil_divide(static_cast<int32_t>(std::min(rows, kTuning.most_state_rows)),

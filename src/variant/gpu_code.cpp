@@ -65,8 +65,9 @@ std::vector<std::string> compiler_options(const Variant::Impl& variant,
       "--prec-div=false",  // affects bodies alone: the kernel names its instructions itself
       "--prec-sqrt=false",
       "--diag-error=940"};  // refuses a body that returns no value
-  // With subnormal numbers each exponential and each quotient takes more instructions, and bodies
-  // of `logits` have such. Comparisons take fewer, and bodies of `mask` hardly have anything else.
+  // --ftz=true flushes subnormal numbers to zero. Exponentials and quotients, which bodies of
+  // `logits` use, then take fewer instructions. Comparisons, which are most of a body of `mask`,
+  // then take more.
   if (variant.logits) options.emplace_back("--ftz=true");
   const std::vector<std::string> own = words_of("FLASHPLAN_NVRTC_FLAGS");
   options.insert(options.end(), own.begin(), own.end());

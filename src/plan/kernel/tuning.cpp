@@ -45,9 +45,8 @@ KernelTuning sm80_tuning(int32_t tile_kv) noexcept {
 
 KernelTuning sm90_tuning(int32_t tile_kv, bool gathers, bool widens) noexcept {
   // The unit of cost is a clock.
-  // - step, tile: a tile of 128 rows takes 2500 for a step of 128 keys, however many of its rows
-  // are
-  //   in use, and 3200 for its begin and end.
+  // - step, tile: a tile of 128 rows takes 2500 for a step of 128 keys, whether or not all of its
+  //   rows are in use, and 3200 for its begin and end.
   // - split: a partial result takes 3000, and 40 for each of its rows.
   // - gathers: kernels that gather rows take 3100 for a step, and 4700 for begin and end. The
   //   planner uses 2500 and 3200 for them, too: with 3100 and 4700 some batches ran slower and none
@@ -107,8 +106,8 @@ KernelTuning sm90_mla_tuning() noexcept {
 
 KernelTuning sm90_wide_tuning() noexcept {
   // The unit of cost is a clock. The costs are computed, not measured. A step of 64 keys keeps the
-  // tensor cores busy for 2048 clocks and shared memory for 2600; with the waits of one for the
-  // other it takes 3500 (docs/tuning/sm90-wide.md). Other costs are those of sm90_mla.
+  // tensor cores busy for 2048 clocks and shared memory for 2600. Because each also waits for the
+  // other, a step takes 3500 (docs/tuning/sm90-wide.md). Other costs are those of sm90_mla.
   KernelTuning tuning = sm90_mla_tuning();
   tuning.cost.step = 3500;
   tuning.chunk_kv = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers that were measured for each kernel family. The scheduler uses them, and the choice
-// between families does.
+// Numbers that were measured for each kernel family. The scheduler uses them, and so does the
+// choice between families.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ struct KernelTuning {
 
 /// Which kernel takes a batch, where a plan has one for few and one for many rows.
 struct BatchTuning {
-  /// A request of at most so many packed query rows is one of few rows. With more rows, the kernels
-  /// for many rows are faster.
+  /// The most packed query rows of a request of few rows. With more rows, the kernels for many rows
+  /// are faster.
   int32_t few_rows = 16;
   /// The limit `few_rows` for batch-invariant plans. Their kernels for many rows cut no row tile,
   /// so a request of few tokens and many keys, such as a draft, would keep one CTA for each kv head

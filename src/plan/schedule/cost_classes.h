@@ -12,7 +12,7 @@ namespace flashplan {
 
 /// Sorts things by cost class, the largest first. The caller calls add() with the class of each,
 /// then start(), then place() for each, which returns its place in the order. There are eight
-/// classes for each power of two, which is fine enough for placing the longest first.
+/// classes for each power of two, which is fine enough where the longest work is placed first.
 class CostClasses {
  public:
   static constexpr uint16_t kLast = 48 * 8;  // no cost has this class, which comes last

@@ -25,11 +25,11 @@ struct PrefixGroup {
 /// The shared prefixes of a batch, checked and sorted.
 class PrefixGroups {
  public:
-  /// For batches of up to `max_batch_size`. May throw std::bad_alloc.
+  /// Allocates memory for batches of up to `max_batch_size` requests. May throw std::bad_alloc.
   void reserve(int32_t max_batch_size);
 
   /// Reads the prefixes of `batch`, whose lengths have been checked.
-  ///   kInvalidArgument  a row is wrong, which the message names; the groups stay as they were
+  ///   kInvalidArgument  a row is wrong; the message names it, and the groups stay as they were
   Status read(const Batch& batch) noexcept;
 
   /// The groups, sorted by first request. Outer groups come before groups inside them.
@@ -62,11 +62,11 @@ struct SharedPrefix {
   int32_t first_request;
   int32_t num_requests;
   int32_t num_rows;      // packed query rows for one kv head
-  int32_t num_readers;   // how many of its requests have rows
-  int32_t first_reader;  // the number of its first reader among the sharers
+  int32_t num_readers;   // requests of the prefix that have rows
+  int32_t first_reader;  // the first of these readers, by its number as a sharer (see PrefixTree)
   int32_t parent;        // the prefix around it, or -1
   int32_t depth;         // the number of prefixes around it
-  KeySpan keys;          // whole steps
+  KeySpan keys;          // begins and ends at steps of keys
 };
 
 /// Chooses among the groups of a batch: a prefix is computed once where the cost model predicts
@@ -77,7 +77,7 @@ struct SharedPrefix {
 /// batch, then the shared prefixes.
 class PrefixTree {
  public:
-  /// May throw std::bad_alloc.
+  /// Allocates memory for batches of up to `max_batch_size` requests. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, int32_t max_batch_size);
 
   /// Chooses among `groups`, which are in the order of PrefixGroups.

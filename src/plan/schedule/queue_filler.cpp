@@ -60,7 +60,7 @@ void QueueFiller::fill(const TileSet& tiles, const Segment* segments, const Shar
       return;
     }
   }
-  // The share is what each CTA would get of a perfect division, as a cost; the paper's L_kv.
+  // The share is the cost that each CTA would get from a perfect division: L_kv of Algorithm 1.
   const int64_t cost = std::accumulate(loads.begin(), loads.end(), tiles.cost);
   const int64_t share = cost / shape_.num_ctas + 1;
   if (!shape_.cuts) {
@@ -89,7 +89,7 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
   const TileSet& tiles = *tiles_;
   heads_at_once_ = heads_at_once;
   bool in_groups = !tiles.groups.empty();
-  // Where queues may exceed their share, they are dealt less than that. The heap then puts each
+  // Where queues may exceed their share, they are dealt less than it. The heap then puts each
   // item that is left into the queue that is the shortest at that time, which evens the queues out.
   const bool may_exceed = in_groups && shape_.uncut_part > 0;
   deal_items(share, share - (may_exceed ? share / shape_.uncut_part : 0));
@@ -149,11 +149,10 @@ void QueueFiller::fill_uncut(int64_t share) {
 }
 
 /// Makes the longest queue shorter, by trying smaller slacks than `enough`, with which the last try
-/// succeeded. Slacks up to `too_little` have failed (0: none has). Where queues have few steps, one
-/// step is a large fraction of a queue. A request of 16 steps that is cut in two then gets pieces
-/// of 8 and 8 steps instead of 9 and 7. If a batch has prompts and decodes, the slack of the first
-/// try is large, so more smaller ones are tried, but none below the cost of cutting a full row
-/// tile.
+/// succeeded. Slacks up to `too_little` have failed (0: none has). This matters where queues have
+/// few steps: a request of 16 steps is then cut into pieces of 8 and 8 steps instead of 9 and 7. If
+/// a batch has prompts and decodes, the slack of the first try is large, so more slacks are tried,
+/// but none below the cost of cutting a full row tile.
 void QueueFiller::reduce_slack(int64_t share, int64_t too_little, int64_t enough) {
   constexpr ScheduleTuning kTuning = kScheduleTuning;
   const bool has_prompts = !tiles_->groups.empty();
@@ -200,8 +199,8 @@ class QueueFiller::Dealer {
     } else {
       *left_++ = {row_tile, head, num_heads, -1};
     }
-    // Because of the turns at both ends, the queues that got the lighter items of a round get the
-    // heavier items of the next one.
+    // The direction changes at both ends, so that queues that got the lighter items of a round get
+    // the heavier items of the next round.
     if (place_ == turn_) {
       if (moves_on_ && place_ == 0 && ++shift_ > last_cta_) shift_ = 0;
       turn_ = last_cta_ - turn_;

@@ -29,14 +29,15 @@ struct TileSet {
   /// moves is made too, because it makes the longest queue shorter.
   bool queues_wait = false;
   /// > 0: the largest cost of a queue. Queues are filled up to this cost one after the other, so
-  /// that the last ones may stay empty. If the tiles do not fit, they are divided as with 0.
+  /// that the last queues may stay empty. 0, or if the tiles do not fit: all queues get equal
+  /// costs.
   int64_t capacity = 0;
 };
 
 /// Divides a TileSet evenly among the queues: whole items as long as they fit, then pieces of the
-/// items that are left. The share is what a perfect division would give each queue, as a predicted
-/// cost; the capacity is what a queue may get, the share and some slack for what cuts add. fill()
-/// does not allocate.
+/// items that are left. The share is the predicted cost that each queue would get if the work could
+/// be divided perfectly. The capacity is the most that a queue may get: the share and some slack,
+/// because cuts add work. fill() does not allocate.
 class QueueFiller {
  public:
   /// Allocates memory for the largest batch: `max_items` items before cuts, `max_work_tiles` work
@@ -67,7 +68,8 @@ class QueueFiller {
 
   void fill_queues(int64_t share, int32_t heads_at_once);
   void fill_uncut(int64_t share);
-  /// Whether items that were not dealt are given to the least loaded queues before any is cut.
+  /// Whether items that do not fit where they were dealt go to the least loaded queues, by a heap,
+  /// before any item is cut.
   bool has_heap() const { return !shape_.cuts || !tiles_->groups.empty(); }
   void place_without_cuts();
   void deal_items(int64_t share, int64_t capacity);

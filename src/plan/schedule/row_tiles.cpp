@@ -27,7 +27,7 @@ void write_segments(const Batch& batch, bool paged, Segment* segments) {
 }
 
 /// Does what Mask::visible_to_queries() does, for queries with ranges {begin, end} of their own.
-/// Few batches have ranges; the others are planned faster if this is a function of its own.
+/// Few batches have ranges. Batches without ranges are planned faster if this is not inlined.
 [[gnu::noinline]] KeySpan visible_in_ranges(const ScheduleShape& shape, const int32_t* ranges,
                                             int32_t first, int32_t last, int32_t position,
                                             int32_t kv_len) {
@@ -193,7 +193,8 @@ RowTiles::Collector RowTiles::collect_tiles(const Batch& batch, int32_t request,
   return collector;
 }
 
-/// Writes the row tiles of prefixes to `next` and behind it. Returns the end of what it wrote.
+/// Writes the row tiles of prefixes to an array that begins at `next`. Returns the end of the
+/// array.
 RowTile* RowTiles::collect_prefixes(const Batch& batch, const PrefixTree& prefixes,
                                     Segment* segments, SharingMergesWriter merges, RowTile* next) {
   int32_t segment = batch.batch_size;

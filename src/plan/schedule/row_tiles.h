@@ -23,7 +23,7 @@ struct RowTile {
   int64_t head_cost;  // predicted cost of one kv head
   int32_t segment;
   int32_t row_tile;  // number in the segment
-  KeySpan keys;      // keys that its rows may see, begins at a step; {0, 0}: none
+  KeySpan keys;      // keys that its rows may see; begins at a step of keys; {0, 0}: none
   uint16_t num_rows;
   uint16_t cost_class;  // CostClasses::kLast: the tile is in a group
   int32_t sharer;       // number of its sharer, see PrefixTree; -1: it has none
@@ -54,7 +54,7 @@ class RowTiles {
   /// May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, int32_t max_requests, int32_t max_row_tiles);
 
-  /// Leaves out requests of fewer or more packed query rows; see Scheduler::take_rows().
+  /// Leaves out requests of fewer than `least` or more than `most` packed query rows.
   void take_rows(int32_t least, int32_t most) noexcept {
     shape_.min_rows = least;
     shape_.max_rows = most;

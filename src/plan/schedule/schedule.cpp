@@ -105,7 +105,7 @@ void Scheduler::make(const Batch& batch, std::span<const PrefixGroup> groups,
   prefixes_.build(batch, groups);
   schedule_batch(batch);
   if (prefixes_.empty()) return;
-  // Sharing means less work in larger tiles, which may still take longer if these can not be
+  // Sharing means less work, but in larger tiles. It may take longer if these tiles can not be
   // divided among all CTAs.
   const int64_t with = modelled_time();
   gains_by_prefixes_ = with <= (schedule_.total_cost + schedule_.saved_cost) / shape_.num_ctas;
@@ -131,7 +131,8 @@ void Scheduler::schedule_batch(const Batch& batch) {
   write_queues();
 }
 
-/// Divides the row tiles among the queues: first the prefixes that come first, then the rest.
+/// Divides the row tiles among the queues: first the row tiles of prefixes, if these come first in
+/// the queues, then all others.
 void Scheduler::divide() {
   SharingMerges sharing = sharing_;
   std::span<const int64_t> loads;
@@ -248,8 +249,9 @@ void Scheduler::write_whole(std::span<const Item> items, int32_t* next_whole,
   }
 }
 
-/// Where a batch has prompts and decodes, every other queue has its prompts first, the others have
-/// them last: decodes, which are bound by memory, run beside prompts, which are not.
+/// Writes all queues. Where a batch has prompts and decodes, every second queue has its prompts
+/// first and the others have them last: decodes, which are bound by memory, then run at the same
+/// time as prompts, which are bound by arithmetic.
 void Scheduler::write_queues() {
   const bool mixed = !row_tiles_.groups().empty() && !row_tiles_.longest_first().empty();
   const bool has_prefixes = has_prefixes_first();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scheduler: turns the lengths of one step into balanced work queues. Integer code, no CUDA.
+// The scheduler turns the lengths of a batch into balanced work queues. It is integer code that
+// runs on the CPU.
 #pragma once
 
 #include <cstdint>
@@ -70,7 +71,7 @@ class ScheduleBuffers {
   std::vector<int32_t> mask_begins_;
 };
 
-/// Work queues: CTA c runs tiles [cta_indptr[c], cta_indptr[c + 1]) in order.
+/// The work queues of a batch: CTA c runs tiles [cta_indptr[c], cta_indptr[c + 1]) in order.
 struct Schedule {
   std::span<const Segment> segments;
   std::span<const WorkTile> tiles;
@@ -117,7 +118,7 @@ class Scheduler {
 
  private:
   void schedule_batch(const Batch& batch);
-  /// The end of the merges that this schedule may use.
+  /// The end of the merges that the current schedule may use.
   int32_t merges_end() const { return max_merges_ - memory_.merges_taken; }
   void divide();
   int64_t capacity_of_prefixes() const;

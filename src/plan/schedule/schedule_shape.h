@@ -14,7 +14,8 @@ struct WorkspaceLayout;
 
 /// Predicts the time, in arbitrary units, of a tile of `rows` query rows over `steps` key tiles:
 ///   of_tile(rows) + steps * of_step(rows)
-/// This is the paper's alpha * l_q + beta * l_kv, with coefficients measured for a kernel family.
+/// This is alpha * l_q + beta * l_kv of FlashInfer's paper, with coefficients measured for a kernel
+/// family.
 /// A field that ends in _row is what each row adds to the cost of the field before it. The methods
 /// below say what the fields mean.
 struct CostModel {
@@ -61,7 +62,7 @@ struct CostModel {
 enum class Division : int32_t {
   kBalanced = 0,  // row tiles are cut where that makes the longest queue shorter
   kWhole,         // no row tile is cut; the longest go to the least loaded queues
-  kInOrder,       // no row tile is cut; they go to one queue after the other
+  kInOrder,       // no row tile is cut; they go to the queues in turn, in the order of the batch
 };
 
 /// The facts about a plan that the scheduler needs. They stay the same for the life of the Plan.
@@ -95,10 +96,10 @@ struct ScheduleShape {
   /// about item_steps steps. CTAs that run at the same time then read the same keys, from the cache
   /// that they have in common. 0: all heads of a row tile stay together.
   int32_t item_steps = 0;
-  /// > 0: a queue may exceed its share by 1 / uncut_part before a row tile of such a request is
-  /// cut, because pieces of row tiles do not read the same keys at the same time.
+  /// > 0: a queue may exceed its share by 1 / uncut_part before a row tile of a request with
+  /// several is cut, because pieces of row tiles do not read the same keys at the same time.
   int32_t uncut_part = 0;
-  /// Keys are prepared if about so many row tiles read each of them; see choose_prepared_kv().
+  /// How many row tiles must read each key for preparing to be worth it; see choose_prepared_kv().
   int32_t prepare_reads = 0;
   /// Whether some requests of a batch may be prepared while others are not.
   bool prepares_some = false;

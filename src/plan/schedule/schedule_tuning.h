@@ -10,11 +10,11 @@ namespace flashplan {
 /// A field that ends in _part has the value n for 1 / n of a queue's share, or of the longest
 /// queue.
 struct ScheduleTuning {
-  // A plan has at most so many items, to bound its memory. Its items have more heads if need be.
+  // The most items of a plan, which bounds its memory. Items have more heads if need be.
   int64_t most_items = 1 << 14;
-  // Items are so small that a queue has room for at least so many of them.
+  // The least number of items that fit into a queue. It bounds the size of an item.
   int64_t items_per_queue = 4;
-  // Groups of at most so many row tiles are dealt as Dealer::begin_group() says.
+  // The most row tiles of a group that counts as small in Dealer::begin_group().
   int32_t few_row_tiles = 8;
 
   // The longest queue may exceed its share by this part of it, so that:
