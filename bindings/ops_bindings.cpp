@@ -70,7 +70,7 @@ struct Renamed {
   std::string_view from, to;
 };
 
-/// Renames arguments in a message, at the begin of its words.
+/// Replaces names of arguments in the message of `status`, where a word begins with them.
 Status with_names(Status status, std::initializer_list<Renamed> names) {
   std::string message = status.message;
   for (const auto& [from, to] : names) {

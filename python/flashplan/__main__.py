@@ -19,7 +19,7 @@ DRIVER = pathlib.Path("/proc/driver/nvidia/version")
 
 
 def report() -> Iterator[str]:
-    """The lines. Versions are read without importing the frameworks, which would take seconds."""
+    """Yields lines. Versions are read without importing the frameworks, which takes seconds."""
     yield flashplan.show_config().strip()
     yield f"package: {pathlib.Path(flashplan.__file__).parent}"
     yield f"python: {platform.python_version()} ({platform.python_implementation()})"

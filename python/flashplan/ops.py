@@ -105,7 +105,7 @@ def append_paged_kv(
             page * page_size + row in page, or -1 to skip a token. No two tokens may have the same
             slot. On a GPU, tokens with a slot outside of the caches are skipped too.
         batch_indices, positions: [at most tokens] int32, instead of indptr and kv_lens: the request
-            of each token, -1 to skip it, and its position there. No two tokens may have the same.
+            of each token, -1 to skip it, and its position there, which no two tokens may share.
         kv_dtype: what a cache of uint8 or uint16 stores; default: uint16 stores bfloat16.
         k_scale, v_scale: stored key = key / k_scale, computed in float32. In 8-bit formats, values
             that are too large become the largest one. A number, or a float32 tensor on the device,

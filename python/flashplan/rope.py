@@ -39,10 +39,10 @@ class Rope:
         low_freq_factor, high_freq_factor: "llama3": wavelengths above original_length /
             low_freq_factor are scaled, below original_length / high_freq_factor they are not.
         beta_fast, beta_slow: "yarn": dims of fewer rotations than beta_slow are scaled, of more
-            than beta_fast they are not. If all dims make more rotations than that (a small theta
-            with a long original_length), none is scaled; transformers then scales all.
+            than beta_fast they are not. If all dims make more rotations than beta_fast (a small
+            theta with a long original_length), none is scaled; transformers then scales all.
         truncate: "yarn": whether the two dims at which scaling begins and ends are rounded,
-            outwards; those of gpt-oss are not.
+            outwards; gpt-oss does not round them.
         attention_factor: with "yarn" or `frequencies`: factor of cos and sin, a normal float32 > 0;
             default: with "yarn" 1 + ln(scale) / 10 for scale > 1, else 1.
         mscale, mscale_all_dim: "yarn": DeepSeek's form of attention_factor, m(mscale) /

@@ -41,8 +41,8 @@ struct Heuristic {  // cublasLtMatmulHeuristicResult_t
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 constexpr std::size_t kFlushedBytes = std::size_t{128} << 20;
 constexpr int32_t kMostCandidates = 8;
-/// Algorithms are timed for products of at most so many rows. Larger ones are bound by arithmetic,
-/// and the first algorithm that cuBLASLt names is good.
+/// The most rows of a product for which algorithms are timed. Larger products are bound by
+/// arithmetic, and the first algorithm that cuBLASLt names is good for them.
 constexpr int64_t kMostTimedRows = 256;
 
 }  // namespace

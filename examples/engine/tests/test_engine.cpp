@@ -201,7 +201,8 @@ TEST(requests_that_come_during_a_step_are_in_the_next_one) {
   engine->submit(request);
   request.max_new_tokens = 1;
   int num_tries = 0;
-  for (bool is_next = false; !is_next && num_tries < 8; ++num_tries) {  // others may disturb a try
+  // Other programs may delay the threads, so this is tried several times.
+  for (bool is_next = false; !is_next && num_tries < 8; ++num_tries) {
     while (engine->poll(1s).empty()) continue;
     std::this_thread::sleep_for(10ms);
     const RequestId late = engine->submit(request);

@@ -52,7 +52,7 @@ class Judge {
 
  private:
   DenseModel dense_;
-  std::map<std::vector<int32_t>, int64_t> num_ties_of_;  // of each text that was checked
+  std::map<std::vector<int32_t>, int64_t> num_ties_of_;  // ties in each text that was checked
   int64_t num_tokens_ = 0, num_ties_ = 0;
 };
 
@@ -209,7 +209,7 @@ TEST(stop_tokens_end_a_sample) {
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       CHECK_EQ(outputs[i].request, 7);
       CHECK_EQ(outputs[i].finish != Finish::kNot, i + 1 == outputs.size());
-      CHECK(outputs[i].logprob == 0.0F);  // nobody asked
+      CHECK(outputs[i].logprob == 0.0F);  // the request asks for no log-probabilities
       tokens.push_back(outputs[i].token);
     }
     const bool is_long = tokens.size() == 40;
@@ -224,7 +224,7 @@ TEST(stop_tokens_end_a_sample) {
   request.stop_tokens = {whole[9]};
   CHECK(tokens_of() == until(whole[9]));
   request.stop_tokens.clear();
-  request.ignore_model_stops = false;  // 3 and 5
+  request.ignore_model_stops = false;  // the model's stop tokens are 3 and 5
   const auto stop = std::ranges::find_if(whole, [](int32_t t) { return t == 3 || t == 5; });
   CHECK(stop != whole.end());
   if (stop != whole.end()) CHECK(tokens_of() == until(*stop));

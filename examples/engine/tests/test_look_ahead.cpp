@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps that begin before the last one has ended draw what they would draw after it.
+// Steps that begin before the last step has ended draw the same tokens as steps that begin later.
 #include <algorithm>
 #include <functional>
 

@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Five prompts, of which two have a prefix in common, and the first tokens of three.
+/// Five requests. The prompts of the first two have a prefix in common.
 std::vector<Arrival> some_arrivals() {
   std::vector<Arrival> arrivals;
   for (int32_t i = 0; i < 5; ++i) {
@@ -81,7 +81,7 @@ TEST(caches_of_8_bits_round) {
 
 TEST(keys_are_cached_before_rotation_where_attention_rotates_them) {
   Options rotated = small_options();
-  rotated.has_8bit_cache = true;  // keys are then rounded after rotation, or before it
+  rotated.has_8bit_cache = true;  // one engine rounds keys after rotation, the other before it
   Options plain = rotated;
   plain.rotates_in_attention = true;
   CHECK(difference(rotated, plain) > 1e-4);

@@ -115,7 +115,7 @@ class World {
     const int32_t end = pick(random_, begin + 1, static_cast<int32_t>(user.tokens.size()));
     for (int32_t i = begin; i < end; ++i) {
       const int32_t page = user.pages[at(i / page_size_)];
-      // Only its writer uses it: neither another user nor the tree.
+      // Only the user that writes to a page uses it: neither another user nor the tree does.
       CHECK_EQ(cache_.pool().num_users(page), 1);
       contents_[at(page)].resize(at(page_size_));
       contents_[at(page)][at(i % page_size_)] = user.tokens[at(i)];
@@ -145,7 +145,7 @@ class World {
     for (int32_t page = 0; page < cache_.num_pages(); ++page) {
       const int32_t expected = num_users[page];
       const int32_t got = cache_.pool().num_users(page);
-      CHECK(got == expected || got == expected + 1);  // with the tree
+      CHECK(got == expected || got == expected + 1);  // the tree may be one more user
       CHECK(expected < 2 || got == expected + 1);     // pages of several users are published
       num_available += expected == 0;
     }

@@ -207,7 +207,7 @@ TEST(abort_at_every_step) {
   for (int32_t when = 0; when < num_steps; ++when) {
     for (int32_t kind = 0; kind < 12; ++kind) {
       const RequestId victim = kind % 4;
-      const int32_t sample = kind / 4 - 1;  // or kAllSamples
+      const int32_t sample = kind / 4 - 1;  // -1 is kAllSamples
       const auto core = checked_core(options);
       Random random(3);
       for (RequestId id = 0; id < 4; ++id) {

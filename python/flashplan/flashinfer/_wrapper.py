@@ -127,7 +127,7 @@ class Wrapper:
     def reset_workspace_buffer(
         self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor
     ) -> None:
-        """Sets other workspaces. The next run plans its batch anew; capture graphs anew."""
+        """Sets other workspaces. The next run plans again; CUDA graphs must be captured again."""
         check_aligned("float_workspace_buffer", float_workspace_buffer)
         check_aligned("int_workspace_buffer", int_workspace_buffer)
         self._float_workspace_buffer = float_workspace_buffer

@@ -65,8 +65,8 @@ def _llama31(
 
 
 def _positions(indptr: Tensor, offsets: Tensor, num_rows: int) -> Tensor:
-    """The positions of rows: row i of request r has offsets[r] + i. Rows of no request have 0,
-    which leaves them as they are."""
+    """The positions of rows: row i of request r has offsets[r] + i. Rows that belong to no request
+    have the position 0, whose rotation changes nothing."""
     return get_batch_indices_positions(indptr, offsets + indptr.diff(), num_rows)[1]
 
 

@@ -29,8 +29,9 @@ struct Request {
   int32_t num_samples = 1;           // continuations; they share the pages of the prompt
   std::vector<int32_t> stop_tokens;  // tokens that end a sample, besides the model's stop tokens
   bool ignore_model_stops = false;   // for benchmarks, in which lengths are given
-  /// >= 0: each token comes with its own log-probability, and with those of so many likeliest
-  /// tokens. They are those of the model after penalties, before temperature and filters. -1: none.
+  /// >= 0: each token comes with its own log-probability, and with this number of likeliest tokens
+  /// and their log-probabilities. They are computed after penalties, but before temperature and
+  /// filters. -1: no log-probabilities.
   int32_t num_logprobs = -1;
   Sampling sampling;
 };
