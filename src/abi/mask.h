@@ -45,8 +45,8 @@ struct Mask {
   int32_t window_left = -1;  // keys more than window_left before it are hidden too; -1: none
 
   /// The keys among `keys` that the query at `position` sees. Neither begin nor end gets smaller
-  /// for a later query, so the rows of a tile together see the keys from the first one that its
-  /// first row sees to the last one that its last row sees.
+  /// for a later query. So the keys that any row of a tile sees go from the first key that its
+  /// first row sees to the last key that its last row sees.
   FLASHPLAN_HOST_DEVICE KeySpan visible(int32_t position, KeySpan keys) const {
     const int32_t causal_end = position + 1;
     if (causal && causal_end < keys.end) keys.end = causal_end;
@@ -58,8 +58,9 @@ struct Mask {
     return keys;
   }
 
-  /// The keys of a request that queries `first` to `last` see together; the begin is rounded down
-  /// to a multiple of `tile_kv`. {0, 0}: they see none. `position` is that of query 0.
+  /// The keys of a request that at least one of queries `first` to `last` sees. The begin is
+  /// rounded down to a multiple of `tile_kv`. {0, 0}: there are none. `position`: the position of
+  /// query 0.
   FLASHPLAN_HOST_DEVICE KeySpan visible_to_queries(int32_t first, int32_t last, int32_t position,
                                                    int32_t kv_len, int32_t tile_kv) const {
     const KeySpan all = {0, kv_len};

@@ -68,7 +68,7 @@ class CudaDevice final : public Device {
   bool has_graphs_;
   cudaStream_t stream_ = nullptr;
   std::array<Slot, kSlots> slots_;
-  std::size_t num_sent_ = 0, num_fetched_ = 0, num_waited_for_ = 0;  // steps
+  std::size_t num_sent_ = 0, num_fetched_ = 0, num_waited_for_ = 0;  // numbers of steps
   std::map<int32_t, Recorded> recorded_;
   std::unique_ptr<CublasLt> products_;
   DeviceTimes times_;

@@ -43,8 +43,8 @@ void write_segments(const Batch& batch, bool paged, Segment* segments) {
   return begin < all.end ? KeySpan{begin, all.end} : KeySpan{0, 0};
 }
 
-/// The keys that queries `first` to `last` of a request see together. The begin is rounded down to
-/// the begin of a step.
+/// The keys that at least one of queries `first` to `last` of a request sees. The begin is rounded
+/// down to the begin of a step.
 KeySpan visible_keys(const ScheduleShape& shape, const Batch& batch, const Segment& request,
                      int32_t first, int32_t last) {
   const int32_t kv_len = request.position + request.qo_len;
