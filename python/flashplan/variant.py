@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention variants of users."""
+"""The class Variant: an attention that the user describes by statements of C++."""
 
 from __future__ import annotations
 

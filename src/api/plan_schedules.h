@@ -11,7 +11,7 @@ namespace flashplan {
 /// where batches are divided, one for each kernel.
 ScheduleBounds prepare_schedules(Division division, Plan::Impl* impl);
 
-/// Chooses the kernel for a batch, or both, and makes its schedule, or one for each kernel.
+/// Chooses one kernel or both kernels for a batch, and makes a schedule for each chosen kernel.
 void make_schedule(const Batch& batch, const ScheduleMemory& memory, Plan::Impl* impl);
 
 }  // namespace flashplan

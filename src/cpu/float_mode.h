@@ -28,7 +28,7 @@ class DefaultFloatMode {
   }
 
  private:
-  static constexpr uint32_t kDefault = 0x1f80;  // bits of MXCSR: only that exceptions are masked
+  static constexpr uint32_t kDefault = 0x1f80;  // MXCSR in which only the exception masks are set
   static constexpr uint32_t kFlags = 0x3f;      // bits that tell which exceptions have occurred
   bool is_other() const noexcept { return (saved_ & ~kFlags) != kDefault; }
 

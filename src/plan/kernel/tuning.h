@@ -16,7 +16,7 @@ struct KernelTuning {
   int32_t prepare_reads = 0;  // see ScheduleShape
   // Keys of a state in batch-invariant mode: tile_kv times a power of two, or 0.
   int32_t chunk_kv = 0;
-  int32_t few_rows_chunk_kv = 0;  // chunk_kv for requests of few rows; 0: as for others
+  int32_t few_rows_chunk_kv = 0;  // chunk_kv for requests of few rows; 0: chunk_kv holds for them
 
   friend bool operator==(const KernelTuning&, const KernelTuning&) = default;
 };
