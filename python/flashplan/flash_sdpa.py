@@ -26,7 +26,7 @@ class _Registered:
 
 
 def register() -> str:
-    """See `flashplan.flash_attn.register`."""
+    """Does what `flashplan.flash_attn.register` describes."""
     registry: Any = torch.nn.attention
     if not hasattr(registry, "register_flash_attention_impl"):
         raise UnsupportedError(

@@ -28,7 +28,7 @@ FLASHPLAN_HOST_DEVICE void fit_to_length(const Mask& mask, const PackedRows& row
   const KeySpan real = mask.visible_to_queries(first, last, segment.position, kv_len, tile_kv);
   // With a sliding window the keys begin earlier by `shift`, a multiple of tile_kv, and so do the
   // cuts. Because both begins are rounded down, there may be one step more than planned, which goes
-  // to the last piece.
+  // to the last work tile of the head.
   const int32_t shift = planned.begin - real.begin;
   const bool is_last = keys.end == planned.end;
   keys = {keys.begin - shift, keys.end - shift};
@@ -68,7 +68,7 @@ FLASHPLAN_HOST_DEVICE int32_t first_masked_key(const AttentionParams& p, int32_t
 }
 
 /// The number of states that a batch-invariant work tile of `merge` writes, one for each chunk.
-/// With a window the last piece writes one more than planned; see fit_to_length().
+/// With a window the last work tile of a merge writes one more than planned; see fit_to_length().
 FLASHPLAN_HOST_DEVICE int32_t num_chunk_states(const WorkTile& tile, const Merge& merge,
                                                const AttentionParams& p) {
   const int32_t chunk_kv = p.schedule.chunk_kv;

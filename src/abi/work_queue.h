@@ -60,14 +60,15 @@ constexpr int32_t kMostPairedRows = 8;
 /// them, do not count.
 constexpr int32_t kMostSplitsPerQueue = 2;
 
-/// Counts the pieces of a merge that are finished. If each warpgroup of a tile merges 64 rows of
-/// its own, counter w counts for the rows of warpgroup w. Otherwise counter 0 counts for all rows.
+/// Counts the arrivals at a merge, which waits for Merge::num_pieces of them. If each warpgroup of
+/// a tile merges 64 rows of its own, counter w counts for the rows of warpgroup w. Otherwise
+/// counter 0 counts for all rows.
 ///
 ///   1. When a run begins, all counters are 0. A GPU kernel leaves them so; the CPU clears them.
 ///   2. A work tile arrives once at its merge, after it has written its states. In the sm90 kernels
 ///      each warpgroup that has rows of the tile arrives by itself, except for tiles of readers.
 ///      The last one to arrive sees all states, and merges them.
-///   3. The last one to arrive at the merge of a prefix arrives at those of all readers.
+///   3. The last one to arrive at the merge of a prefix arrives at the merges of all readers.
 ///   4. Nobody else writes a counter or reads states, with two exceptions. Merges of many rows
 ///      may be divided: kernels/device/merge_part.h says what the counter's bits are then. The
 ///      sm90 kernels may mark the counter of a reader, which another CTA then merges:
@@ -76,8 +77,8 @@ struct Arrivals {
   int32_t counters[4];
 };
 
-/// The first records of a work queue, copied to one place. A CTA reads all of them at once; looked
-/// up one by one, each would have to wait for the one before.
+/// The first records of a work queue, copied to one place. A CTA reads all of them at once. If it
+/// looked them up one by one, each look-up would wait for the one before.
 struct alignas(16) QueueStart {
   int32_t begin;  // index of its first work tile
   int32_t end;

@@ -72,7 +72,7 @@ struct Plan::Impl {
 
   PlanKernel& kernel() noexcept { return kernels[static_cast<std::size_t>(current)]; }
   const PlanKernel& kernel() const noexcept { return kernels[static_cast<std::size_t>(current)]; }
-  /// Of two kernels, the one that is not current.
+  /// The kernel that is not current, in a plan with two kernels.
   PlanKernel& other_kernel() noexcept { return kernels[static_cast<std::size_t>(1 - current)]; }
   const PlanKernel& other_kernel() const noexcept {
     return kernels[static_cast<std::size_t>(1 - current)];

@@ -54,7 +54,7 @@ class ApartFromCaptures {
   ApartFromCaptures& operator=(const ApartFromCaptures&) = delete;
 
  private:
-  // Not used without CUDA.
+  // These members are not used in a build without CUDA.
   [[maybe_unused]] int mode_ = 0;  // the capture mode to restore
   [[maybe_unused]] bool has_changed_ = false;
 };

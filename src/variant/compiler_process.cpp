@@ -158,7 +158,7 @@ TemporaryFolder::TemporaryFolder() {
 }
 
 TemporaryFolder::~TemporaryFolder() {
-  // Not fs::remove_all(), which ends the process if there is no memory to list a folder.
+  // fs::remove_all() would end the process if there is no memory to list a folder.
   const auto remove_one = [](const char* path, const struct stat*, int, struct FTW*) {
     std::remove(path);
     return 0;

@@ -87,7 +87,7 @@ class PagedWrapper(Wrapper):
         return tensor.to(self.device, torch.int32, non_blocking)
 
     def _most_mask_words(self) -> int:
-        """See Wrapper: a request has at most all pages of the buffer, and all bits of the mask."""
+        """See Wrapper. A request has at most all pages of the buffer and all bits of the mask."""
         assert self._shape is not None
         assert self._shape.page_size is not None
         assert self._paged_kv_indices_buf is not None

@@ -42,7 +42,7 @@ inline constexpr BatchTuning kBatchTuning;
 
 /// What an SM does in a clock while the kernels for many and for few rows run side by side.
 struct SideBySideTuning {
-  /// For prompts: an H200 has 132 SMs at 1.755 GHz, which reach 680 TFLOP/s together.
+  /// The rate for prompts. An H200 has 132 SMs at 1.755 GHz, which reach 680 TFLOP/s together.
   double flops_per_clock = 2900;
   /// Bytes of 16-bit keys and values that an SM reads from the L2 cache for decodes, while other
   /// SMs compute prompts.
