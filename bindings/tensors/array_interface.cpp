@@ -22,7 +22,7 @@ class Answers {
 
   /// An entry of the dictionary, None if there is none.
   nb::object entry(const char* key) const {
-    PyObject* value = PyDict_GetItemString(interface_.ptr(), key);  // borrowed
+    PyObject* value = PyDict_GetItemString(interface_.ptr(), key);  // a borrowed reference
     return value != nullptr ? nb::borrow(value) : nb::none();
   }
 
@@ -33,7 +33,7 @@ class Answers {
   }
 
   int64_t integer(const char* key, nb::handle tuple, Py_ssize_t i) const {
-    PyObject* item = PyTuple_GetItem(tuple.ptr(), i);  // borrowed
+    PyObject* item = PyTuple_GetItem(tuple.ptr(), i);  // a borrowed reference
     const int64_t value =
         item != nullptr && PyLong_Check(item) != 0 ? PyLong_AsLongLong(item) : kNoInteger;
     if (value < 0 && PyErr_Occurred() != nullptr) PyErr_Clear();

@@ -128,7 +128,7 @@ class HostIntegers {
   dlpack::DataType dtype_;
   int64_t columns_;
   const char* data_ = nullptr;
-  int64_t size_ = 0;    // rows
+  int64_t size_ = 0;    // number of rows
   int64_t stride_ = 0;  // in bytes, as column_stride_
   int64_t column_stride_ = 0;
 };

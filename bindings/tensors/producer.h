@@ -98,7 +98,7 @@ class DlpackImport {
 
   const dlpack::Tensor* tensor_ = nullptr;
   bool read_only_ = false;
-  nb::object refusal_;  // the exception
+  nb::object refusal_;  // the exception that the export raised
   // At most one of the next three members is in use.
   dlpack::Tensor borrowed_;
   std::unique_ptr<dlpack::ManagedTensor, Release> managed_;

@@ -92,8 +92,9 @@ nb::object cupy_stream(Device device) {
 }  // namespace
 
 nb::object module_if_imported(const char* name) {
-  PyObject* modules = PyImport_GetModuleDict();            // borrowed
-  PyObject* module = PyDict_GetItemString(modules, name);  // borrowed; None: imports are blocked
+  PyObject* modules = PyImport_GetModuleDict();  // a borrowed reference
+  PyObject* module =
+      PyDict_GetItemString(modules, name);  // a borrowed reference; None: imports are blocked
   return module == Py_None ? nb::object() : nb::borrow(module);
 }
 

@@ -229,7 +229,7 @@ class FlashplanBuilder(_vllm.AttentionMetadataBuilder):  # type: ignore[misc]
 
 
 class FlashplanImpl(_vllm.AttentionImpl):  # type: ignore[misc]
-    """The attention of a layer."""
+    """Computes the attention of a layer."""
 
     def __init__(
         self,

@@ -159,7 +159,7 @@ void append_queue(std::string& text, const Schedule& schedule, int32_t batch_siz
 constexpr int32_t kWidth = 640;
 constexpr int32_t kTextHeight = 16;
 constexpr int32_t kMostQueues = 64;
-constexpr int32_t kMostNames = 8;  // in the legend
+constexpr int32_t kMostNames = 8;  // the most names in the legend
 
 std::string name_of(int32_t segment, int32_t batch_size) {
   const bool is_prefix = segment >= batch_size;

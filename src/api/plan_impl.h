@@ -50,7 +50,7 @@ struct Plan::Impl {
   KernelReason reason = KernelReason::kRows;            // of the last plan()
   DeviceLimits device;                                  // what the kernels were chosen for
   RopeTurns rope;                                       // set if the options have a rope
-  PrefixGroups prefixes;                                // of the batch
+  PrefixGroups prefixes;                                // the shared prefixes of the batch
   ScheduleBuffers buffers;                              // hold the schedule on the CPU
   std::optional<cuda::DeviceSchedule> device_schedule;  // holds the schedule on a GPU
   int32_t batch_size = 0;
@@ -60,7 +60,7 @@ struct Plan::Impl {
   std::vector<int32_t> kv_lens;     // of the batch; has room for any batch
   int32_t longest_request = 0;      // the first request with the most keys
   int64_t num_mask_bits = 0;        // bits that a row of the mask must have
-  bool has_key_ranges = false;      // of the batch
+  bool has_key_ranges = false;      // whether the batch has ranges of keys
   int32_t num_prepared_tiles = 0;   // of the batch; see PreparedKv
   KeyListBatch lists;               // the batch of single tokens, used with topk
   /// A run on the CPU copies its kv_lens, or topk_lens, and page_indptr to these. Plan::create()

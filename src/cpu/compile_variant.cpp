@@ -137,7 +137,7 @@ std::string cache_key(const std::string& source, const std::vector<std::string>&
   // command may name two, a launcher and the compiler, such as "ccache g++".
   for (const std::string& word : command) {
     const std::string found = find_program(word);
-    if (found.empty()) continue;  // an option
+    if (found.empty()) continue;  // the word is an option, not a program
     std::error_code error;
     const fs::path program = fs::canonical(found, error);
     hash.add_text(program.string());

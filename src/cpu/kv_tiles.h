@@ -87,7 +87,7 @@ class KvTiles {
   }
 
  private:
-  static constexpr int32_t kMostAhead = 4;  // tiles
+  static constexpr int32_t kMostAhead = 4;  // number of tiles
 
   /// Addresses of the rows of kv head 0, and of their last dims, which all heads share.
   struct Tile {

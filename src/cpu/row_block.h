@@ -53,4 +53,4 @@ struct RowBlock {
     return params.tensors.mask.seen(token(i), kv_begin - first_masked_key);
   }
 };
-static_assert(kCpuTileKv == 32);  // bits of RowBlock::seen()
+static_assert(kCpuTileKv == 32);  // RowBlock::seen() has a bit for each key

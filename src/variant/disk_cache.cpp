@@ -119,7 +119,7 @@ Kind kind_of(std::string_view name) {
 }
 
 struct CachedFile {
-  int64_t used;  // when it was last used, in nanoseconds
+  int64_t used;  // time of the last use, in nanoseconds
   uintmax_t size;
   std::string name;
 };

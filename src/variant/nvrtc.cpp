@@ -88,7 +88,7 @@ Status compile(Program program, const std::string& kernel, const std::vector<std
   if (nvrtc.log_size(program, &size) == 0 && size > 1) {
     result->log.resize(size);
     const bool has_log = nvrtc.log(program, result->log.data()) == 0;
-    result->log.resize(has_log ? size - 1 : 0);  // without NUL
+    result->log.resize(has_log ? size - 1 : 0);  // the size counts the final NUL
   }
   if (failed != 0 && Clock::now() > deadline) {
     return error(StatusCode::kInvalidArgument,

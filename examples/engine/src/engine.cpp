@@ -138,7 +138,7 @@ class EngineThread final : public Engine {
   Statistics statistics_;
   std::string error_;  // the error of the step that failed
   bool stops_ = false;
-  // Only the engine's thread uses these.
+  // Only the engine's thread uses the next members.
   Core core_;
   std::vector<Output> drawn_;
   std::thread thread_;

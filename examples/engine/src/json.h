@@ -19,7 +19,7 @@ class Json {
   using Array = std::vector<Json>;
   using Object = std::map<std::string, Json, std::less<>>;
 
-  Json() = default;  // null
+  Json() = default;  // makes a null value
   template <class T>
   explicit Json(T value) : value_(std::move(value)) {}
 

@@ -8,8 +8,8 @@ namespace engine {
 
 namespace {
 
-/// Rows of a block. The number is odd, so that heads, whose rows are powers of two, do not get
-/// equal weights.
+/// Rows of a block. The number is odd. Heads have a power of two of rows, so they do not get equal
+/// weights.
 constexpr int64_t kBlockRows = 1021;
 
 }  // namespace

@@ -26,7 +26,7 @@ class BlockWrapper:
         self._wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
     def end_forward(self) -> None:
-        """Does nothing."""
+        """Does nothing, since there is nothing to release."""
 
 
 def refuse_positions(pos_encoding_mode: str) -> None:

@@ -145,7 +145,7 @@ class Wrapper:
         return other._attentions.workspace_bytes(), 16
 
     def end_forward(self) -> None:
-        """Does nothing."""
+        """Does nothing, since there is nothing to release."""
 
     def _set_options(
         self,

@@ -173,7 +173,7 @@ class MultiLevelCascadeAttentionWrapper:
     forward = run
 
     def end_forward(self) -> None:
-        """Does nothing."""
+        """Does nothing, since there is nothing to release."""
 
 
 def _check_levels(name: str, given: list[Any], num_levels: int) -> None:
@@ -234,7 +234,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
         return o
 
     def end_forward(self) -> None:
-        """Does nothing."""
+        """Does nothing, since there is nothing to release."""
 
 
 class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
@@ -314,4 +314,4 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         return o
 
     def end_forward(self) -> None:
-        """Does nothing."""
+        """Does nothing, since there is nothing to release."""

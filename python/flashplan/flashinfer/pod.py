@@ -174,7 +174,7 @@ class PODWithPagedKVCacheWrapper:
         return prompt, decodes
 
     def end_forward(self) -> None:
-        """Does nothing."""
+        """Does nothing, since there is nothing to release."""
 
 
 class BatchPODWithPagedKVCacheWrapper:
@@ -292,4 +292,4 @@ class BatchPODWithPagedKVCacheWrapper:
         return prompts, decodes
 
     def end_forward(self) -> None:
-        """Does nothing."""
+        """Does nothing, since there is nothing to release."""

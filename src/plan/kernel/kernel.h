@@ -176,7 +176,7 @@ std::size_t merged_state_bytes(const Kernel& kernel, const AttentionOptions& opt
 /// The kernel that was chosen for a Plan and a kind of batches.
 struct KernelChoice {
   Kernel kernel;
-  int32_t num_ctas = 0;  // work queues
+  int32_t num_ctas = 0;  // number of work queues
   /// In batch-invariant mode, the keys of a chunk. 0: a work tile has one state for all of its
   /// keys; in batch-invariant mode it then has all keys of its rows, see ScheduleShape::cuts.
   int32_t chunk_kv = 0;

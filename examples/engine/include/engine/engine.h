@@ -76,7 +76,7 @@ enum class Products : int32_t {
 
 /// Limits and options of an engine. The limits determine how much memory it takes.
 struct Options {
-  int32_t page_size = 16;         // tokens
+  int32_t page_size = 16;         // tokens of a page
   int32_t num_pages = 1024;       // pages of the cache of keys and values
   int32_t max_batch_size = 64;    // sequences in one step
   int32_t max_step_tokens = 512;  // tokens in one step; at least max_batch_size

@@ -74,7 +74,7 @@ compiled_ops=[SoftmaxOp -> FusedProbsTopKSampleOp])
 
     @property
     def initial_type(self) -> TensorType:
-        """LOGITS or PROBS."""
+        """The type of tensors that the first step takes: LOGITS or PROBS."""
         return self._initial_type
 
     def compile(
