@@ -20,15 +20,15 @@ struct ScheduleShape;
 /// prepared keys.
 struct PreparedTiles {
   int32_t* first_tiles = nullptr;  // [segments]
-  int32_t* num_tiles = nullptr;
+  int32_t* num_tiles = nullptr;    // [1]
 };
 
 /// The number of prepared tiles that the workspace of a plan should have room for; 0 if its kernel
 /// takes none.
 int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kernel) noexcept;
 
-/// Decides of which requests of `batch` the keys are prepared, and writes the first prepared tile
-/// and the number of prepared tiles of each request to `tiles`. Together these are at most
+/// Decides of which requests of `batch` the keys are prepared. Writes to `tiles` the first prepared
+/// tile of each segment, or kNotPrepared, and the number of prepared tiles, which is at most
 /// `max_tiles`. Preparing the keys of a request is worth it if at least
 /// ScheduleShape::prepare_reads row tiles read each of them. With ScheduleShape::prepares_some this
 /// is decided for each request. Without it, either all requests of a batch are prepared or none, so

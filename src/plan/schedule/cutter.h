@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cuts the items that do not fit into a queue as a whole, and fills the queues with the pieces. A
-// piece is a work tile with some of the heads of an item, or with a part of the keys of a head.
+// piece is a work tile with some of the heads of an item, or with a part of their keys.
 #pragma once
 
 #include <cstddef>
