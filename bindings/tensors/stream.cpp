@@ -92,9 +92,9 @@ nb::object cupy_stream(Device device) {
 }  // namespace
 
 nb::object module_if_imported(const char* name) {
-  PyObject* modules = PyImport_GetModuleDict();  // a borrowed reference
-  PyObject* module =
-      PyDict_GetItemString(modules, name);  // a borrowed reference; None: imports are blocked
+  // Both references are borrowed. The module is None if imports of it are blocked.
+  PyObject* modules = PyImport_GetModuleDict();
+  PyObject* module = PyDict_GetItemString(modules, name);
   return module == Py_None ? nb::object() : nb::borrow(module);
 }
 

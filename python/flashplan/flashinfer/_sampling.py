@@ -105,8 +105,8 @@ def draw(
 ) -> tuple[Tensor, Tensor]:
     """The tokens [batch], of the dtype of indices or int32, and whether they could be drawn.
 
-    If top_k comes before top_p, another kernel keeps the top_k largest elements first: equal random
-    numbers must give the tokens of such rows with top_p alone, whose draws need no exact top_p.
+    If top_k comes before top_p, another kernel keeps the top_k largest elements first. So equal
+    random numbers give the tokens that top_p alone draws from rows that top_k has filtered.
     """
     name = "probs" if from_probs else "logits"
     if rows.dim() != 2:

@@ -79,7 +79,7 @@ def apply_rope_pos_ids(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
 ) -> tuple[Tensor, Tensor]:
-    """Calls `flashplan.apply_rope` with pos_ids [tokens], int32 or int64, over rope_scale."""
+    """Calls `flashplan.apply_rope`. pos_ids: [tokens], int32 or int64, divided by rope_scale."""
     return fp.apply_rope(q, k, pos_ids, _plain(rotary_dim, interleave, rope_scale, rope_theta))
 
 

@@ -46,7 +46,7 @@ top_p_renorm_prob = top_p_renorm_probs
 def softmax(
     logits: Tensor, temperature: float | Tensor | None = None, enable_pdl: bool | None = None
 ) -> Tensor:
-    """Calls `flashplan.softmax` with logits [batch, vocab]. Returns float32 probabilities."""
+    """Calls `flashplan.softmax`: float32 probabilities of logits [batch, vocab] / temperature."""
     temperature = parameter("temperature", temperature, logits, torch.float32)
     return fp.softmax(logits, temperature)
 

@@ -121,6 +121,7 @@ class BlockSparseAttentionWrapper(BlockWrapper):
             q: [M, num_qo_heads, head_dim].
             k, v: [N, num_kv_heads, head_dim].
             scale_q, scale_k, scale_v: float32, [1] or one for each head.
+            return_lse: whether to return (o, lse), lse [M, num_qo_heads] to base 2.
         """
         k, v = (x.view(-1, self._block_keys, *x.shape[1:]) for x in (k, v))
         scales = (scale_q, scale_k, scale_v) if is_8_bit(q.dtype) else ()

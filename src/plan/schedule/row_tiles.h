@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row tiles of one step of the engine, which are the work to be scheduled.
+// The row tiles of one batch, which are the work to be scheduled.
 #pragma once
 
 #include <cstddef>
