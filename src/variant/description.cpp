@@ -138,7 +138,7 @@ Status copy_scalars(const VariantDescription& d, Variant::Impl* variant) {
 }
 
 /// Copies a body, and refuses one with preprocessor directives: macros can keep a compiler busy for
-/// ever, and NVRTC can not be stopped.
+/// ever, and NVRTC before 12.9 can not be stopped.
 Status copy_body(const char* name, const char* body, std::optional<std::string>* to) {
   if (body == nullptr) return {};
   const std::string_view text = body;
