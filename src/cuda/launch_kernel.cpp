@@ -31,7 +31,8 @@ Status launch(const Kernel& kernel, const AttentionParams& params, Stream stream
   pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   pdl.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(params.schedule.num_ctas));
+  config.gridDim =
+      dim3(static_cast<unsigned>(params.schedule.num_ctas * kernel.geometry.ctas_of_queue));
   config.blockDim = dim3(static_cast<unsigned>(kernel.geometry.threads));
   config.dynamicSmemBytes = static_cast<std::size_t>(kernel.geometry.smem_bytes);
   config.stream = stream;

@@ -273,7 +273,8 @@ TensorMaps encode_shared_kv_maps(const Kernel& kernel, const AttentionOptions& o
   const int64_t num_dims = options.head_dim_qk;
   const bool has_tail = num_dims > num_values;
   const TensorView q_tail = t.q_tail.empty() ? dims_of(t.q, num_values, num_dims) : t.q_tail;
-  const int64_t heads = std::gcd(options.num_qo_heads, kernel.geometry.tile_q);
+  constexpr int32_t kRowsOfCta = 64;
+  const int64_t heads = std::gcd(options.num_qo_heads, kRowsOfCta);
   maps.q_box_rows = static_cast<int32_t>(heads);
   maps.has_q = encode_tokens(&maps.q, dims_of(t.q, 0, num_values), heads, heads) &&
                (!has_tail || encode_tokens(&maps.q_tail, q_tail, heads, heads));

@@ -142,4 +142,27 @@ inline constexpr KernelFamily kSm90MlaFamily = {.name = "sm90_mla",
                                                 .scratch_bytes = merged_state_bytes,
                                                 .preference = no_preference};
 
+/// Above sm90_mla where requests have more rows than one of its CTAs takes. In batch-invariant
+/// plans the kernel of a request must not depend on others, so only rows count that each request
+/// has: those of one token, which is a request of its own where keys are listed.
+inline int32_t preference_of_sm90_mla_pairs(const AttentionOptions& options,
+                                            BatchKind /*kind*/) noexcept {
+  constexpr int64_t kRowsOfCta = 64;
+  const bool counts_one_token = options.batch_invariant || options.topk > 0;
+  const int64_t tokens =
+      counts_one_token ? 1 : (options.max_qo_tokens - 1) / options.max_batch_size + 1;
+  const int32_t group_size = options.num_qo_heads / options.num_kv_heads;
+  return tokens * group_size > kRowsOfCta ? 1 : -1;
+}
+
+/// The sm90_mla family over caches of 8 bits, with pairs of CTAs: each CTA widens half of the keys
+/// for both.
+inline constexpr KernelFamily kSm90MlaPairsFamily = {.name = "sm90_mla_pairs",
+                                                     .device = DeviceType::kCuda,
+                                                     .group = KernelGroup::kHopper,
+                                                     .shared_kv = true,
+                                                     .first_unserved = first_unserved_by_sm90_mla,
+                                                     .scratch_bytes = merged_state_bytes,
+                                                     .preference = preference_of_sm90_mla_pairs};
+
 }  // namespace flashplan

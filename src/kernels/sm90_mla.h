@@ -15,10 +15,11 @@ namespace flashplan {
 /// each.
 template <typename S>
 constexpr KernelGeometry mla_geometry() {
-  return {.tile_q = S::kTileQ,
+  return {.tile_q = S::kRowsOfTile,
           .tile_kv = S::kTileKv,
-          .bodies = {{{S::kTileQ, S::kSlots}}},
+          .bodies = {{{S::kRowsOfTile, S::kSlots}}},
           .queues_per_processor = 1,
+          .ctas_of_queue = S::kCtas,
           .threads = S::kThreads,
           .smem_bytes = device::MlaSmem<S>::kBytes,
           .uses_tensor_maps = true};

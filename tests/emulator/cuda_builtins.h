@@ -16,6 +16,7 @@
 #define __noinline__ [[gnu::noinline]]
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __shared__ thread_local
 #define threadIdx (::simt::thread_index())
 #define blockIdx (::simt::block_index())

@@ -11,6 +11,7 @@
 #include "attention_batch.h"
 #include "kernels/device/traits.h"
 #include "run_ctas.h"
+#include "run_together.h"
 
 namespace flashplan::test {
 namespace {
@@ -30,20 +31,21 @@ struct Latents {
   bool writes_pairs = false;  // o in 16 bits
   bool has_sinks = false;
   float growth = 1.0F;  // of keys from block to block
+  int32_t window = -1;  // keys before its own that a query sees; -1: all
 };
 
-/// For a kernel of kQk dims.
-template <int32_t kQk, DType kKv>
+/// For a kernel of kQk dims, of one CTA for each queue or of pairs.
+template <int32_t kQk, DType kKv, bool kPairs>
 class MlaBatch : public AttentionBatch {
   static constexpr int32_t kVo = 512;
   using Choices = device::Traits<kBf16, kKv, kQk, kVo, device::Standard>;
-  using S = device::MlaShape<Choices>;
+  using S = device::MlaShape<Choices, kPairs>;
 
  public:
   explicit MlaBatch(const Latents& l) : AttentionBatch(numbers_of(l)) {
     fill(1.0F, [&](int32_t key) { return std::pow(l.growth, static_cast<float>(key / 64)); });
     drop_pages_behind_keys();
-    ScheduleShape shape = this->shape(S::kTileQ, S::kTileKv);
+    ScheduleShape shape = this->shape(S::kRowsOfTile, S::kTileKv);
     shape.item_steps = 16;
     make_schedule(shape, kVo);
     make_params();
@@ -53,10 +55,15 @@ class MlaBatch : public AttentionBatch {
 
   void run(const std::vector<int32_t>& order) {
     begin_run();
-    run_one_by_one(params_, order, S::kThreads, [&] {
-      if (threadIdx.x == 0) name_barriers();
-      device::sm90_mla_kernel<Choices>(params_);
-    });
+    if constexpr (kPairs) {
+      run_pairs(params_, order, S::kThreads, ++num_runs_, name_barriers,
+                [&] { device::sm90_mla_pairs_kernel<Choices>(params_); });
+    } else {
+      run_one_by_one(params_, order, S::kThreads, [&] {
+        if (threadIdx.x == 0) name_barriers();
+        device::sm90_mla_kernel<Choices>(params_);
+      });
+    }
     CHECK(leaves_no_trace());
   }
 
@@ -77,6 +84,7 @@ class MlaBatch : public AttentionBatch {
             .aligned = l.aligned,
             .kv_dtype = kKv,
             .o_dtype = l.writes_pairs ? kBf16 : DType::kFloat32,
+            .mask = {.causal = true, .window_left = l.window},
             .has_sinks = l.has_sinks,
             .logits_scale = 1.0F / std::sqrt(static_cast<float>(kQk))};
   }
@@ -91,11 +99,13 @@ class MlaBatch : public AttentionBatch {
                              smem.empty(i / 2, part), i);
     }
   }
+
+  unsigned num_runs_ = 0;
 };
 
-template <int32_t kQk = 576, DType kKv = kBf16>
+template <int32_t kQk = 576, DType kKv = kBf16, bool kPairs = false>
 void check(const Latents& latents, const char* what) {
-  MlaBatch<kQk, kKv> batch(latents);
+  MlaBatch<kQk, kKv, kPairs> batch(latents);
   check_one_by_one(batch, latents.num_ctas, 0.02, what);
 }
 
@@ -148,6 +158,36 @@ TEST(keys_of_8_bits) {
         {.kv_lens = {90, 200}, .page_size = page_size, .has_tails = true}, "two tensors");
     check<512, DType::kFloat8E4M3>({.kv_lens = {90, 200}, .page_size = page_size}, "no tail");
   }
+}
+template <DType kKv>
+void check_pairs() {
+  constexpr auto check_pair = [](const Latents& latents, const char* what) {
+    check<576, kKv, true>(latents, what);
+  };
+  for (const int32_t kv_len : {1, 64, 65, 250}) {
+    check_pair({.kv_lens = {kv_len, 0, kv_len}, .num_heads = 128, .writes_pairs = true}, "tiles");
+  }
+  for (const int32_t page_size : {0, 1, 5, 64}) {
+    check_pair({.kv_lens = {150, 64, 70}, .num_heads = 64, .qo_len = 2, .page_size = page_size},
+               "pages");
+  }
+  check_pair({.kv_lens = {150, 70}, .num_heads = 40, .qo_len = 5}, "short tiles");
+  check_pair({.kv_lens = {150, 300}, .num_heads = 16, .num_ctas = 3, .has_sinks = true},
+             "rows for one CTA");
+  check_pair({.kv_lens = {150, 70}, .num_heads = 80, .by_rows = true, .aligned = false},
+             "not aligned");
+  check_pair({.kv_lens = {700}, .num_heads = 128, .num_ctas = 4, .has_sinks = true}, "pieces");
+  check_pair({.kv_lens = {330, 0, 70}, .num_heads = 80, .qo_len = 2, .num_ctas = 3}, "cut");
+  check_pair({.kv_lens = {330, 40}, .num_heads = 72, .num_ctas = 5, .planned_lens = {1500, 200}},
+             "shorter");
+  check_pair({.kv_lens = {450}, .num_heads = 128, .num_ctas = 2, .growth = 1.5F}, "growing");
+  check_pair({.kv_lens = {300, 90}, .num_heads = 32, .qo_len = 7, .window = 40}, "window");
+}
+TEST(pairs_of_ctas) {
+  check_pairs<DType::kFloat8E4M3>();
+  check_pairs<DType::kFp8DsMla>();
+  check<576, DType::kFloat8E4M3, true>(
+      {.kv_lens = {90, 200}, .num_heads = 128, .page_size = 64, .has_tails = true}, "two tensors");
 }
 TEST(whole_rows_as_values) {
   check<512>({.kv_lens = {150, 64}, .page_size = 16}, "boxes");

@@ -15,6 +15,7 @@
 #include "attention_batch.h"
 #include "kernels/device/traits.h"
 #include "run_ctas.h"
+#include "run_together.h"
 
 namespace flashplan::test {
 namespace {
@@ -41,18 +42,18 @@ struct Listed {
 
 size_t at(int64_t i) { return static_cast<size_t>(i); }
 
-/// For a kernel of kQk dims.
-template <int32_t kQk, DType kKv = kBf16>
+/// For a kernel of kQk dims, of one CTA for each queue or of pairs.
+template <int32_t kQk, DType kKv = kBf16, bool kPairs = false>
 class ListBatch : public AttentionBatch {
   static constexpr int32_t kVo = 512;
   using Choices = device::Traits<kBf16, kKv, kQk, kVo, device::Standard>;
-  using S = device::MlaShape<Choices>;
+  using S = device::MlaShape<Choices, kPairs>;
 
  public:
   explicit ListBatch(const Listed& listed)
       : AttentionBatch(numbers_of(listed)), l_(listed), columns_(columns_of(listed)) {
     make_lists();
-    ScheduleShape shape = this->shape(S::kTileQ, S::kTileKv);
+    ScheduleShape shape = this->shape(S::kRowsOfTile, S::kTileKv);
     shape.item_steps = 16;
     make_schedule(shape, kVo);
     make_params();
@@ -64,7 +65,14 @@ class ListBatch : public AttentionBatch {
 
   void run(const std::vector<int32_t>& order) {
     begin_run();
-    run_one_by_one(params_, order, S::kThreads, [&] { device::sm90_mla_kernel<Choices>(params_); });
+    if constexpr (kPairs) {
+      run_pairs(
+          params_, order, S::kThreads, ++num_runs_, [] {},
+          [&] { device::sm90_mla_pairs_kernel<Choices>(params_); });
+    } else {
+      run_one_by_one(params_, order, S::kThreads,
+                     [&] { device::sm90_mla_kernel<Choices>(params_); });
+    }
     CHECK(leaves_no_trace());
   }
 
@@ -150,18 +158,19 @@ class ListBatch : public AttentionBatch {
   const Listed l_;
   const int32_t columns_;
   std::vector<int32_t> lists_;  // [tokens, columns + 1]
-  std::vector<float4> scratch_ =
-      std::vector<float4>(S::kTileQ * kVo / 4 + S::kConsumerThreads, {NAN, NAN, NAN, NAN});
+  std::vector<float4> scratch_ = std::vector<float4>(
+      S::kCtas * (S::kTileQ * kVo / 4 + S::kConsumerThreads), {NAN, NAN, NAN, NAN});
+  unsigned num_runs_ = 0;
 };
 
-template <int32_t kQk = 576, DType kKv = kBf16>
+template <int32_t kQk = 576, DType kKv = kBf16, bool kPairs = false>
 void check(const Listed& listed, const char* what) {
-  ListBatch<kQk, kKv> batch(listed);
+  ListBatch<kQk, kKv, kPairs> batch(listed);
   check_one_by_one(batch, listed.num_ctas, 0.02, what);
 }
 
 /// Chunks are computed by themselves, whichever CTAs have them, and whatever was planned.
-template <DType kKv = kBf16>
+template <DType kKv = kBf16, bool kPairs = false>
 void check_chunks(Listed listed, const char* what) {
   listed.chunk_kv = 128;
   std::vector<float> wanted;
@@ -176,7 +185,7 @@ void check_chunks(Listed listed, const char* what) {
           if (!other.real_lens.empty()) other.real_lens.push_back(len);
         }
       }
-      ListBatch<576, kKv> batch(other);
+      ListBatch<576, kKv, kPairs> batch(other);
       std::vector<int32_t> order = in_order(num_ctas);
       std::reverse(order.begin(), order.end());
       batch.run(order);
@@ -198,6 +207,9 @@ TEST(chunks) {
   check_chunks({.planned_lens = {650, 500}, .real_lens = {200, 0}}, "real lengths");
   check_chunks({.planned_lens = {650}, .growth = 2.0F}, "growing");
   check_chunks<DType::kFp8DsMla>({.planned_lens = {650}}, "8 bits");
+  check_chunks<DType::kFp8DsMla, true>({.planned_lens = {650, 300}, .num_heads = 128}, "pairs");
+  check_chunks<DType::kFloat8E4M3, true>(
+      {.planned_lens = {650, 500}, .num_heads = 72, .real_lens = {200, 0}}, "shorter pairs");
 }
 
 TEST(lists) {
@@ -228,6 +240,26 @@ void check_8_bits() {
 TEST(keys_of_8_bits) {
   check_8_bits<DType::kFloat8E4M3>();
   check_8_bits<DType::kFp8DsMla>();
+}
+template <DType kKv>
+void check_pairs() {
+  constexpr auto check_pair = [](const Listed& listed, const char* what) {
+    check<576, kKv, true>(listed, what);
+  };
+  check_pair({.planned_lens = {64, 130, 1, 250}, .num_heads = 128}, "pages");
+  check_pair({.planned_lens = {130, 70}, .num_heads = 96, .page_size = 1}, "rows");
+  check_pair({.planned_lens = {130, 70}, .num_heads = 72, .aligned = false}, "not aligned");
+  check_pair({.planned_lens = {130, 0, 3}, .num_heads = 128, .missing = 1.0}, "no keys");
+  check_pair({.planned_lens = {330, 200}, .num_heads = 128, .num_ctas = 5, .missing = 0.98},
+             "few keys");
+  check_pair({.planned_lens = {400}, .num_heads = 128, .num_ctas = 3, .real_lens = {270}},
+             "shorter");
+  check_pair({.planned_lens = {250}, .num_heads = 128, .growth = 0.5F, .leans = true},
+             "far below 0");
+}
+TEST(pairs_of_ctas) {
+  check_pairs<DType::kFloat8E4M3>();
+  check_pairs<DType::kFp8DsMla>();
 }
 TEST(lengths_of_lists) {
   check({.planned_lens = {130, 200, 30}, .columns = 100}, "fewer columns than planned");

@@ -86,6 +86,9 @@ std::string to_string(const KernelGeometry& geometry) {
     text.append(", ").append(stages).append(" stages, ").append(std::to_string(geometry.threads));
     text.append(" threads, ").append(std::to_string(geometry.smem_bytes / 1024)).append(" KB");
   }
+  if (geometry.ctas_of_queue > 1) {
+    text.append(", ").append(std::to_string(geometry.ctas_of_queue)).append(" CTAs per queue");
+  }
   text.append(", ").append(std::to_string(geometry.queues_per_processor));
   return text.append(" queues per processor");
 }

@@ -81,6 +81,7 @@ struct KernelGeometry {
   int32_t paired_dims = 0;                // head dim with which decodes read two kv heads at a time
   std::array<KernelBody, 3> bodies = {};  // in the order of their rows; unused ones are empty
   int32_t queues_per_processor = 0;       // CTAs that an SM holds; on the CPU queues per core
+  int32_t ctas_of_queue = 1;              // CTAs that compute its work tiles together, a cluster
   int32_t threads = 0;                    // threads of a CTA
   int32_t smem_bytes = 0;                 // dynamic shared memory of a CTA
   bool uses_tensor_maps = false;          // reads AttentionParams::maps

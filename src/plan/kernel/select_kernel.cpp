@@ -186,12 +186,13 @@ Status select_for(BatchKind kind, const AttentionOptions& options, const DeviceL
   if (pairs_heads(*best, options) && code.short_rows_first != nullptr) {
     code.few_rows_first = code.many_rows_first = code.short_rows_first;
   }
-  // There is one queue for each CTA that a GPU holds at once, so that no CTA waits for another one
-  // to end.
+  // There is one queue for each CTA, or for each pair of CTAs, that a GPU holds at once, so that no
+  // CTA waits for another one to end.
   choice->num_ctas = options.num_ctas;
   if (options.num_ctas == 0) {
-    choice->num_ctas =
-        std::min(device.num_processors * best->geometry.queues_per_processor, kMaxCtas);
+    const int32_t num_queues =
+        device.num_processors * best->geometry.queues_per_processor / best->geometry.ctas_of_queue;
+    choice->num_ctas = std::clamp(num_queues, 1, kMaxCtas);
   }
   if (options.batch_invariant) {
     const KernelTuning& tuning = best->tuning;

@@ -104,6 +104,17 @@ KernelTuning sm90_mla_tuning() noexcept {
           .chunk_kv = 2048};
 }
 
+KernelTuning sm90_mla_pairs_tuning() noexcept {
+  // Both CTAs of a pair take as long for their half of the rows as a CTA of sm90_mla for a tile, so
+  // a row costs half as much.
+  KernelTuning tuning = sm90_mla_tuning();
+  tuning.cost.split_row /= 2;
+  tuning.cost.write_row /= 2;
+  tuning.cost.merge_row /= 2;
+  tuning.cost.share_row /= 2;
+  return tuning;
+}
+
 KernelTuning sm90_wide_tuning() noexcept {
   // The unit of cost is a clock. The costs are computed, not measured. A step of 64 keys keeps the
   // tensor cores busy for 2048 clocks and shared memory for 2600. Because each also waits for the

@@ -65,6 +65,7 @@ KernelTuning sm80_tuning(int32_t tile_kv) noexcept;
 /// `gathers`: as in KernelGeometry. `widens`: keys and values have 8 bits.
 KernelTuning sm90_tuning(int32_t tile_kv, bool gathers = false, bool widens = false) noexcept;
 KernelTuning sm90_mla_tuning() noexcept;
+KernelTuning sm90_mla_pairs_tuning() noexcept;
 KernelTuning sm90_wide_tuning() noexcept;
 
 }  // namespace flashplan

@@ -88,6 +88,45 @@ FLASHPLAN_DEVICE void mbarrier_wait(MbarrierPhase a, MbarrierPhase b) {
   } while (!__all_sync(0xffffffffU, done));
 }
 
+// CTAs of a cluster, which write to each other's shared memory. An address of shared memory has the
+// number of its CTA in the upper 8 bits. In kernels without clusters these are 0.
+
+/// The number of this CTA in its cluster.
+FLASHPLAN_DEVICE uint32_t cluster_rank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
+  return rank;
+}
+/// Where CTA number `rank` of the cluster has what is at `address` of this CTA.
+FLASHPLAN_DEVICE uint32_t address_in_cta(uint32_t address, uint32_t rank) {
+  uint32_t mapped;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(mapped) : "r"(address), "r"(rank));
+  return mapped;
+}
+/// Arrives at an mbarrier of any CTA of the cluster. It says that this thread has finished reading;
+/// what it has written need not be visible to those who wait, so there is no fence.
+FLASHPLAN_DEVICE void mbarrier_arrive_in_cluster(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];\n" ::"r"(barrier)
+               : "memory");
+}
+/// Starts to store 16 bytes to a CTA of the cluster; they count for `barrier`, of that CTA, and are
+/// visible to who waits there.
+FLASHPLAN_DEVICE void store_async_16(uint32_t to, uint4 value, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"
+      " [%0], {%1, %2, %3, %4}, [%5];\n" ::"r"(to),
+      "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(barrier)
+      : "memory");
+}
+/// Waits until all threads of the cluster have come here, and what they did before is complete. All
+/// threads of the warp call it.
+FLASHPLAN_DEVICE void cluster_barrier() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;\n" ::
+          : "memory");
+}
+
 /// Starts the copy of `bytes` contiguous bytes to shared memory; they count for `barrier`. Both
 /// addresses and the number of bytes are multiples of 16.
 FLASHPLAN_DEVICE void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {

@@ -6,6 +6,7 @@
 
 #include "kernels/device/sm90/mla/consumer.h"
 #include "kernels/device/sm90/mla/key_loader.h"
+#include "kernels/device/sm90/mla/pair_loader.h"
 #include "kernels/device/sm90/mla/record_loader.h"
 #include "kernels/device/sm90/mla/row_loader.h"
 #include "kernels/device/sm90/mla/staged_loader.h"
@@ -21,7 +22,7 @@ FLASHPLAN_DEVICE void begin_mla_memory(const AttentionParams& p, const MlaSmem<S
   for (uint32_t block = 0; block < S::kSlots; ++block) {
     for (int part = 0; part < 2; ++part) {
       mbarrier_init(smem.full(block, part).barrier, writers);
-      mbarrier_init(smem.empty(block, part), 4);
+      mbarrier_init(smem.empty(block, part), 4 * S::kCtas);
       if constexpr (S::kHasValues) {
         mbarrier_init(smem.values_full(block, part).barrier, 1);
         mbarrier_init(smem.values_empty(block, part), 4);
@@ -45,10 +46,12 @@ template <typename S>
 FLASHPLAN_DEVICE void run_mla_producer(const AttentionParams& p, const MlaSmem<S>& smem, int warp,
                                        uint32_t queue_word) {
   if constexpr (S::kWidens) {
-    if (p.tensors.vectorized) {
-      MlaStagedLoader<S>(p, smem, warp).run(queue_word);
-    } else {
+    if (!p.tensors.vectorized) {
       widen_unaligned_rows(p, smem, warp, queue_word);
+    } else if constexpr (S::kPairs) {
+      MlaPairLoader<S>(p, smem, warp).run(queue_word);
+    } else {
+      MlaStagedLoader<S>(p, smem, warp).run(queue_word);
     }
   } else if (warp == S::kRecordWarp) {
     MlaRecordLoader<S>(p, smem).run(queue_word);
@@ -79,10 +82,8 @@ constexpr int kProducer = 2;
 /// With cold caches, the first 64 KB of a kernel's code cause no cache misses. nvcc emits the last
 /// branch of this chain first, if it does not know how the conditions depend on each other: the
 /// producer, then both consumers, then what copies rows one by one.
-template <typename Choices>
-__global__ void __launch_bounds__(MlaShape<Choices>::kThreads, 1)
-    sm90_mla_kernel(const __grid_constant__ AttentionParams p) {
-  using S = MlaShape<Choices>;
+template <typename S>
+FLASHPLAN_DEVICE void run_mla(const AttentionParams& p) {
   extern __shared__ __align__(1024) unsigned char smem[];
   const MlaSmem<S> shared(reinterpret_cast<MlaSharedMemory<S>&>(smem));
   // Requested before anything else: code comes from memory, too, and takes as long.
@@ -97,6 +98,7 @@ __global__ void __launch_bounds__(MlaShape<Choices>::kThreads, 1)
   wait_for_last_kernel();
   allow_next_kernel();
   __syncthreads();
+  if (S::kPairs) cluster_barrier();  // the other CTA's mbarriers are there
   const int warpgroup = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 128, 0);
   const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32 % 4, 0);
   const bool copies_rows = !S::kWidens && !p.maps.has_kv;
@@ -113,6 +115,20 @@ __global__ void __launch_bounds__(MlaShape<Choices>::kThreads, 1)
     release_registers<S::kProducerRegisters>();
     run_mla_producer(p, shared, warp, queue_word);
   }
+  if (S::kPairs) cluster_barrier();  // until then the other CTA arrives at mbarriers of this one
+}
+
+template <typename Choices>
+__global__ void __launch_bounds__(MlaShape<Choices>::kThreads, 1)
+    sm90_mla_kernel(const __grid_constant__ AttentionParams p) {
+  run_mla<MlaShape<Choices>>(p);
+}
+
+/// Pairs of CTAs; see MlaShape.
+template <typename Choices>
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(MlaShape<Choices, true>::kThreads, 1)
+    sm90_mla_pairs_kernel(const __grid_constant__ AttentionParams p) {
+  run_mla<MlaShape<Choices, true>>(p);
 }
 
 }  // namespace flashplan::device

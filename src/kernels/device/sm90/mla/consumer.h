@@ -67,6 +67,16 @@ class MlaConsumer {
     __syncwarp();
     if (thread_ % 32 == 0) mbarrier_arrive(barrier);
   }
+  /// Frees a part of a slot, for the producers of both CTAs if there are two.
+  FLASHPLAN_DEVICE void release_part(uint32_t barrier) const {
+    if constexpr (S::kPairs) {
+      __syncwarp();
+      const int lane = thread_ % 32;
+      if (lane < S::kCtas) mbarrier_arrive_in_cluster(address_in_cta(barrier, lane));
+    } else {
+      release(barrier);
+    }
+  }
   FLASHPLAN_DEVICE void wait_part(uint32_t block, int part) const {
     const MbarrierPhase full = smem_.full(block, part);
     mbarrier_wait(full.barrier, full.parity);
@@ -259,12 +269,12 @@ class MlaConsumer {
   /// Starts the products of queries and keys. Where values are tensors of their own, they take the
   /// keys' place: each part is then waited for by itself, so that the left one is free earlier.
   FLASHPLAN_DEVICE void multiply_keys(uint32_t block) {
-    const WgmmaOperand q = S::Query::by_dims(smem_.queries());
+    const WgmmaOperand q = S::Query::by_dims(smem_.of_operand(smem_.queries()));
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
       wait_part(block, part);
       wgmma_fence();
-      const WgmmaOperand k = S::Half::by_dims(smem_.half(block, part));
+      const WgmmaOperand k = S::Half::by_dims(smem_.of_operand(smem_.half(block, part)));
 #pragma unroll
       for (int i = 0; i < S::kHalfDims / 16; ++i) {
         const int step = part * S::kHalfDims / 16 + i;
@@ -277,7 +287,7 @@ class MlaConsumer {
       }
       if (S::kHasValues && part == 0) wgmma_commit();
     }
-    const WgmmaOperand tail = S::Tail::by_dims(smem_.tail(block));
+    const WgmmaOperand tail = S::Tail::by_dims(smem_.of_operand(smem_.tail(block)));
 #pragma unroll
     for (int i = 0; i < S::kTailDims / 16; ++i) {
       ByDims::by_dims(softmax_.logits, q + S::Query::step_of_dims(S::kHeadDimVo / 16 + i),
@@ -290,7 +300,7 @@ class MlaConsumer {
   template <int kWarpgroup>
   FLASHPLAN_DEVICE void multiply_own(uint32_t block) {
     wait_values<kWarpgroup>(block, true);
-    const WgmmaOperand v = S::Half::by_rows(smem_.half(block, kWarpgroup));
+    const WgmmaOperand v = S::Half::by_rows(smem_.of_operand(smem_.half(block, kWarpgroup)));
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < S::kTileKv / 16; ++i) {
@@ -302,8 +312,8 @@ class MlaConsumer {
   template <int kWarpgroup>
   FLASHPLAN_DEVICE void multiply_others(uint32_t block) {
     wait_values<kWarpgroup>(block, false);
-    const WgmmaOperand v = S::Half::by_rows(smem_.half(block, kWarpgroup));
-    const WgmmaOperand weights = S::Weights::by_dims(smem_.weights());
+    const WgmmaOperand v = S::Half::by_rows(smem_.of_operand(smem_.half(block, kWarpgroup)));
+    const WgmmaOperand weights = S::Weights::by_dims(smem_.of_operand(smem_.weights()));
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < S::kTileKv / 16; ++i) {
@@ -315,7 +325,8 @@ class MlaConsumer {
   FLASHPLAN_DEVICE void wait_and_release(uint32_t block) {
     wgmma_wait<0>();
     pin(o_);
-    release(S::kHasValues ? smem_.values_empty(block, kWarpgroup) : smem_.empty(block, kWarpgroup));
+    release_part(S::kHasValues ? smem_.values_empty(block, kWarpgroup)
+                               : smem_.empty(block, kWarpgroup));
   }
 
   FLASHPLAN_DEVICE void multiply_o(const float (&factor)[2]) {

@@ -78,7 +78,8 @@ class MlaEpilogue {
                                       const State& state, int32_t chunk) const {
     multiply(o, state.scale);
     const int32_t num_rows = context.block().rows.num_rows;
-    const int64_t first_row = context.tile.partial_row + chunk * S::kTileQ;
+    const int64_t first_row =
+        context.tile.partial_row + chunk * S::kRowsOfTile + first_row_of_cta<S>();
     const int lane = opaque(thread_) % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -157,7 +158,7 @@ class MlaEpilogue {
                                     bool is_last) const {
     constexpr int kQuads = S::kHalfDims / 8;
     auto* memory = reinterpret_cast<float4*>(static_cast<unsigned char*>(p_.workspace.scratch) +
-                                             blockIdx.x * p_.workspace.scratch_bytes) +
+                                             blockIdx.x * (p_.workspace.scratch_bytes / S::kCtas)) +
                    warpgroup_ * 128 + opaque(thread_);
     float4* rows = memory + kQuads * S::kConsumerThreads;
     MergedRow merged[2];
@@ -297,7 +298,8 @@ class MlaEpilogue {
     const int thread = warpgroup_ * 128 + thread_;
 #pragma unroll 1
     for (int32_t chunk = written; chunk < planned; ++chunk) {
-      const int64_t first_row = int64_t{context.tile.partial_row} + chunk * S::kTileQ;
+      const int64_t first_row =
+          int64_t{context.tile.partial_row} + chunk * S::kRowsOfTile + first_row_of_cta<S>();
       float* o = p_.workspace.partial_o + first_row * S::kHeadDimVo;
 #pragma unroll 1
       for (int i = thread; i < num_rows * S::kHeadDimVo; i += S::kConsumerThreads) o[i] = 0.0F;

@@ -81,7 +81,9 @@ class MlaKeyWarp {
         keys = first_keys(*queue_word);
       } else {
         mbarrier_wait(smem_.context_full(i), i / S::kContexts & 1);
-        keys = {context.tile.kv_begin,  context.tile.kv_end,    context.block().first_seen(p_),
+        RowBlock block = context.block();
+        block.rows.row_begin -= first_row_of_cta<S>();
+        keys = {context.tile.kv_begin,  context.tile.kv_end,    block.first_seen(p_),
                 context.segment.kv_row, context.segment.qo_len, context.tile.row_tile,
                 context.is_end != 0,    context.has_steps()};
       }

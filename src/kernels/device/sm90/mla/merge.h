@@ -16,10 +16,19 @@ struct MlaMerge {
   /// its list for merge_waiting(). `is_final`: no tiles are left to compute.
   static FLASHPLAN_DEVICE void arrive(const AttentionParams& p, const MlaSmem<S>& smem,
                                       int32_t number, bool is_final) {
-    const Merge merge = p.schedule.merges[number];
+    Merge merge = p.schedule.merges[number];
+    int32_t* counter = counter_of(p, number);
+    if constexpr (S::kPairs) {
+      // Each CTA of a pair merges its own rows, with those that have the same rows in other queues.
+      const int32_t first_row = first_row_of_cta<S>();
+      merge.rows.row_begin += first_row;
+      merge.rows.num_rows = min(max(merge.rows.num_rows - first_row, 0), S::kTileQ);
+      merge.first_partial_row += first_row;
+      if (merge.rows.num_rows == 0) return;
+      counter += cluster_rank();
+    }
     const uint32_t count = load_shared_4(smem.num_waiting());
-    const MergePart part =
-        arrive_at_merge(counter_of(p, number), merge, is_final && count == 0, kFewRows);
+    const MergePart part = arrive_at_merge(counter, merge, is_final && count == 0, kFewRows);
     if (part.count == 0) return;
     store_shared_4(smem.num_waiting(), count + 1);
     const int32_t num_rows = merge.rows.num_rows;
@@ -57,7 +66,7 @@ struct MlaMerge {
  private:
   static constexpr int32_t kFewRows = 4;  // which the last CTA merges alone
   static constexpr int kQuarters = S::kHeadDimVo / 128;
-  static constexpr int64_t kStateRows = S::kTileQ;
+  static constexpr int64_t kStateRows = S::kRowsOfTile;
 
   /// Merges `kQuads` times 4 dims of a row in each lane, from `dim` on in steps of 128. Each lane
   /// computes the factors of one state. All lanes then exchange them, and each adds up its own dims

@@ -24,7 +24,8 @@ class MlaRecordLoader {
     uint32_t word = 0;
     if (warp >= 4 * S::kWarpgroups && warp <= 4 * S::kWarpgroups + S::kRecordWarp &&
         lane < RecordWords::kQueue) {
-      const auto* words = reinterpret_cast<const uint32_t*>(p.schedule.starts + blockIdx.x);
+      const auto* words =
+          reinterpret_cast<const uint32_t*>(p.schedule.starts + blockIdx.x / S::kCtas);
       word = load_global_4(words + lane);
     }
     return word;
@@ -116,6 +117,11 @@ class MlaRecordLoader {
       }
     }
     context.finish(p_, S::kTileKv);
+    if constexpr (S::kPairs) {
+      const int32_t first_row = first_row_of_cta<S>();
+      context.row_begin += first_row;
+      context.num_rows = min(max(context.num_rows - first_row, 0), S::kTileQ);
+    }
     // The list of a token may have fewer entries than planned.
     const KeyLists& lists = p_.lists;
     if (lists.slots != nullptr) context.tile.kv_end = min(context.tile.kv_end, lists.size);

@@ -86,6 +86,8 @@ struct alignas(1024) MlaSharedMemory {
   float sums[2][S::kWarpgroups][S::kTileQ];
   int32_t num_states[S::kContexts];
   alignas(64) Sm90Context contexts[S::kContexts];
+  // Of keys that MlaPairLoader will look up, one for each lane.
+  int32_t ids[S::kPairs ? S::kWideningWarps : 1][32];
   // Tensor maps and wgmma need tiles at multiples of 1024 bytes: the permutation of 16-byte groups
   // follows from address bits.
   alignas(1024) unsigned char queries[S::kQBytes];
@@ -170,6 +172,13 @@ struct MlaSmem {
     return base + FLASHPLAN_OFFSET_OF(Memory, sums) +
            ((number % 2 * S::kWarpgroups + warpgroup) * S::kTileQ + row) * 4;
   }
+  FLASHPLAN_DEVICE uint32_t id(int warp, int lane) const {
+    return base + FLASHPLAN_OFFSET_OF(Memory, ids) + (warp * 32 + lane) * 4;
+  }
+  /// An address as operands of products take it: without the number of the CTA in its cluster.
+  static FLASHPLAN_DEVICE uint32_t of_operand(uint32_t address) {
+    return S::kPairs ? address & 0xffffffU : address;
+  }
   FLASHPLAN_DEVICE uint32_t queries() const { return base + FLASHPLAN_OFFSET_OF(Memory, queries); }
   FLASHPLAN_DEVICE uint32_t slot(uint32_t block) const {
     return base + FLASHPLAN_OFFSET_OF(Memory, slots) + slot_of(block) * S::kSlotBytes;
@@ -181,6 +190,12 @@ struct MlaSmem {
   FLASHPLAN_DEVICE uint32_t tail(uint32_t block) const { return half(block, 2); }
   FLASHPLAN_DEVICE uint32_t weights() const { return base + FLASHPLAN_OFFSET_OF(Memory, weights); }
 };
+
+/// The first row, in its work tile, of this CTA's rows.
+template <typename S>
+FLASHPLAN_DEVICE int32_t first_row_of_cta() {
+  return S::kPairs ? static_cast<int32_t>(cluster_rank()) * S::kTileQ : 0;
+}
 
 /// The number of blocks of a tile with steps, whose keys are [begin, end).
 template <typename S>

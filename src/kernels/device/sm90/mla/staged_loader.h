@@ -32,6 +32,7 @@ namespace flashplan::device {
 /// from a query, and replaced by zeros later.
 template <typename S>
 class MlaStagedLoader : MlaWideningWarp<S> {
+  static_assert(!S::kPairs);
   using Base = MlaWideningWarp<S>;
   using typename Base::Block;
   using typename Base::Rows;
@@ -87,7 +88,7 @@ class MlaStagedLoader : MlaWideningWarp<S> {
       copies = true;
     }
     const Rows later = Base::find(block_after(2), later_id);
-    prefetch(later);
+    Base::prefetch(later);
     Base::wait(smem_.emptied(number, 1));
     store_right(number);
     Base::announce(number, 1);
@@ -104,25 +105,6 @@ class MlaStagedLoader : MlaWideningWarp<S> {
                                            const Block& later) const {
     Base::wait(smem_.emptied(number, 0));
     copy_left(number, rows, later);
-  }
-
-  /// Brings rows to the L2 cache. Two lanes have looked up a row; each brings every other 64 bytes.
-  /// If tails are in a tensor of their own, the second lane brings the tail instead.
-  FLASHPLAN_DEVICE void prefetch(const Rows& rows) const {
-    constexpr int kTailBytes = S::kTailDims * Widening::kTailBytes;
-    constexpr int kRowBytes =
-        Base::kHasTail ? Widening::kTailOffset + kTailBytes : Widening::kContentDims;
-    if ((rows.existing >> lane() % kRows & 1) == 0) return;
-    const unsigned char* from = rows.own;
-    int last = kRowBytes - 1;
-    if (Base::kTailHas8Bits && p_.tails.k.num_dims > 0) {
-      last = (lane() < kRows ? Widening::kContentDims : kTailBytes) - 1;
-    } else if (lane() >= kRows) {
-      from -= Widening::kTailOffset - 64;
-      last -= 64;
-    }
-#pragma unroll
-    for (int byte = 0; byte < kRowBytes; byte += 128) prefetch_l2(from + min(byte, last));
   }
 
   FLASHPLAN_DEVICE void load_right(const Rows& rows) {
@@ -225,10 +207,14 @@ class MlaStagedLoader : MlaWideningWarp<S> {
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         Base::store_widened(Base::own_tail(number) + group * S::Tail::kGroupBytes, items[group],
-                            1.0F);
+                            1.0F, smem_.full(number, 1).barrier);
       }
-    } else {
-      Base::convert_copied_tail(number);
+    } else if constexpr (S::kQ != DType::kBFloat16) {
+#pragma unroll
+      for (int i = 0; i < Base::kTailCopies; ++i) {
+        const uint32_t place = Base::tail_place(number, i);
+        store_shared_16(place, Base::converted_tail(load_shared_16(place)));
+      }
     }
   }
 
@@ -240,7 +226,8 @@ class MlaStagedLoader : MlaWideningWarp<S> {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       if (i % 2 == 0) scale = Base::scale_of(scales_[part], group, i);  // of 128 dims
-      Base::store_widened(to + Base::place_in_half(group, i), items[i], scale);
+      Base::store_widened(to + Base::place_in_half(group, i), items[i], scale,
+                          smem_.full(number, part).barrier);
     }
   }
 

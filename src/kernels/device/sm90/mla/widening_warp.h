@@ -13,6 +13,12 @@ namespace flashplan::device {
 /// rows lies together, so no warp has to wait for another one. Each lane looks up one row; the
 /// lanes that load the row get its address from that lane by a shuffle.
 ///
+/// In a pair of CTAs, warp w of CTA c has the 8 rows from 32 c + 8 w on, and stores them to the
+/// slots of both CTAs. Stores to the other CTA count for its mbarriers for full, which thus need no
+/// arrivals from there. A slot is empty when the consumers of both have freed it. Both CTAs walk
+/// over the same blocks, and each finds out about all 64 rows whether they exist: the upper lanes
+/// of a warp look up the rows of warp w of the other CTA.
+///
 /// Lanes widen items of 16 numbers of a row. Of each 8 rows and 64 dims, lane i has one item, in
 /// row i / 4. So all that a lane loads and stores lies at fixed distances from two addresses in the
 /// cache and one in shared memory.
@@ -24,8 +30,10 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
   FLASHPLAN_DEVICE MlaWideningWarp(const AttentionParams& p, const MlaSmem<S>& smem, int warp)
       : Base(p, smem),
         places_(p),
-        first_row_(warp * kRows),
-        place_(S::Half::offset(loaded_row(), 2 * chunk())) {}
+        warp_(warp),
+        first_row_(warp * kRows + first_row_of_pair()),
+        place_(S::Half::offset(loaded_row(), 2 * chunk())),
+        to_other_cta_(S::kPairs ? address_in_cta(smem.base, cluster_rank() ^ 1) - smem.base : 0) {}
 
  protected:
   using Base::lane_;
@@ -34,8 +42,8 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
   using typename Base::Block;
   using Widening = MlaWidening<S::kQ, S::kKv>;
 
-  static constexpr int kRows = S::kTileKv / S::kWideningWarps;
-  static_assert(kRows == 16 && S::kHeadDimVo == Widening::kContentDims);
+  static constexpr int kRows = S::kTileKv / (S::kWideningWarps * S::kCtas);
+  static_assert(kRows * S::kCtas == 16 && S::kHeadDimVo == Widening::kContentDims);
   static constexpr int kGroups = kRows / 8;
   static constexpr int kItems = S::kHalfDims / 64;  // of a lane, in a group of 8 rows and a half
   static constexpr bool kHasTail = S::kTailDims > 0;
@@ -43,8 +51,11 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
 
   /// The rows of a block that the warp has.
   struct Rows {
-    const unsigned char* own;  // lane i < 16: row i; lane 16 + i: the tail of row i
-    uint32_t existing;         // bit i: whether row i exists; others become zeros
+    // Lane i < kRows: row i; lane kRows + i: the tail of row i.
+    const unsigned char* own;
+    // Bit i < kRows: whether row i exists; others become zeros. In pairs, bit 16 + i: row i of the
+    // warp of the other CTA.
+    uint32_t existing;
   };
 
   /// Walks over the blocks of the queue; the warp with number kRecordWarp also brings the records
@@ -57,7 +68,7 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
   template <typename Begin, typename Fill>
   FLASHPLAN_DEVICE void for_each_slot(uint32_t queue_word, Begin begin, Fill fill) {
     MlaRecordLoader<S> records(p_, smem_);
-    const bool brings_records = first_row_ == S::kRecordWarp * kRows;
+    const bool brings_records = warp_ == S::kRecordWarp;
     if (brings_records) records.begin_queue(queue_word);
     const auto begin_tile = [&](int32_t i) {
       if (brings_records) records.load_records(i);
@@ -86,10 +97,19 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
     Base::for_each_tile(begin_tile, fill_blocks);
   }
 
+  static constexpr int kRowsOfCta = S::kTileKv / S::kCtas;
+  /// The first row of a block that this CTA widens.
+  static FLASHPLAN_DEVICE int first_row_of_pair() {
+    return S::kPairs ? static_cast<int>(cluster_rank()) * kRowsOfCta : 0;
+  }
+
   // The next functions are called wherever their results are used: no register is left to keep
   // them.
   FLASHPLAN_DEVICE int lane() const { return opaque(lane_); }
-  FLASHPLAN_DEVICE int own_row() const { return first_row_ + lane() % kRows; }
+  FLASHPLAN_DEVICE int own_row() const {
+    const int of_warp = S::kPairs ? first_row_ ^ lane() / 16 * kRowsOfCta : first_row_;
+    return of_warp + lane() % kRows;
+  }
   /// The row of a group that this lane widens.
   FLASHPLAN_DEVICE int loaded_row() const { return lane() / 4; }
   /// Which 16 numbers of each 64 this lane widens.
@@ -117,7 +137,25 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
       own = static_cast<const unsigned char*>(tails.data) + place.offset(tails);
     }
     if (!exists) own = static_cast<const unsigned char*>(p_.tensors.q.data);
-    return {own, __ballot_sync(0xffffffffU, exists) & 0xffffU};
+    return {own, __ballot_sync(0xffffffffU, exists)};
+  }
+  /// Brings rows to the L2 cache. Two lanes have looked up a row; each brings every other 64 bytes.
+  /// If tails are in a tensor of their own, the second lane brings the tail instead.
+  FLASHPLAN_DEVICE void prefetch(const Rows& rows) const {
+    constexpr int kTailBytes = S::kTailDims * Widening::kTailBytes;
+    constexpr int kRowBytes =
+        kHasTail ? Widening::kTailOffset + kTailBytes : Widening::kContentDims;
+    if ((rows.existing >> lane() % kRows & 1) == 0 || lane() >= 2 * kRows) return;
+    const unsigned char* from = rows.own;
+    int last = kRowBytes - 1;
+    if (kTailHas8Bits && p_.tails.k.num_dims > 0) {
+      last = (lane() < kRows ? Widening::kContentDims : kTailBytes) - 1;
+    } else if (lane() >= kRows) {
+      from -= Widening::kTailOffset - 64;
+      last -= 64;
+    }
+#pragma unroll
+    for (int byte = 0; byte < kRowBytes; byte += 128) prefetch_l2(from + min(byte, last));
   }
   /// Where this lane's items of a group begin, and those of the tail.
   FLASHPLAN_DEVICE const unsigned char* content(const Rows& rows, int group) const {
@@ -132,13 +170,23 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
 
   /// For lists of keys, tells the consumers which rows of the block exist.
   FLASHPLAN_DEVICE void report_found(uint32_t number) const {
-    if (!places_.are_listed() || lane() >= kGroups) return;
-    smem_.memory.found[number % S::kSlots][first_row_ / 8 + lane()] =
-        static_cast<uint8_t>(rows_.existing >> 8 * lane());
+    if (!places_.are_listed() || lane() >= 2) return;
+    const int group =
+        S::kPairs ? first_row_ / 8 ^ lane() * (kRowsOfCta / 8) : first_row_ / 8 + lane();
+    smem_.memory.found[number % S::kSlots][group] =
+        static_cast<uint8_t>(rows_.existing >> (S::kPairs ? 16 : 8) * lane());
   }
+  /// Announces what the warp has stored to a part, and expects what its counterpart stores there.
   FLASHPLAN_DEVICE void announce(uint32_t number, int part) const {
     __syncwarp();
-    if (lane() == 0) mbarrier_arrive(smem_.full(number, part).barrier);
+    if (lane() != 0) return;
+    const uint32_t full = smem_.full(number, part).barrier;
+    if constexpr (S::kPairs) {
+      mbarrier_arrive_expect(full,
+                             kRows * (part == 0 ? S::kHalfDims : S::kHalfDims + S::kTailDims) * 2);
+    } else {
+      mbarrier_arrive(full);
+    }
   }
 
   /// The scale of an item of a half. `scales`: that of row i % 16 in lane i, of the half's first
@@ -156,14 +204,20 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
   FLASHPLAN_DEVICE uint32_t own_tail(uint32_t number) const {
     return smem_.tail(number) + S::Tail::offset(first_row_, 0);
   }
-  /// Widens an item, and stores it. `to`: where the 64 dims of its group begin.
-  FLASHPLAN_DEVICE void store_widened(uint32_t to, uint4 bytes, float scale) const {
+  /// Widens an item, and stores it. `to`: where the 64 dims of its group begin; `full`: the
+  /// mbarrier of its part.
+  FLASHPLAN_DEVICE void store_widened(uint32_t to, uint4 bytes, float scale, uint32_t full) const {
     const uint2 a = Widening::content(bytes.x, scale);
     const uint2 b = Widening::content(bytes.y, scale);
-    store_shared_16(to + place_, {a.x, a.y, b.x, b.y});
+    store_wide(to + place_, {a.x, a.y, b.x, b.y}, full);
     const uint2 c = Widening::content(bytes.z, scale);
     const uint2 d = Widening::content(bytes.w, scale);
-    store_shared_16((to + place_) ^ 16, {c.x, c.y, d.x, d.y});  // the next 8 dims
+    store_wide((to + place_) ^ 16, {c.x, c.y, d.x, d.y}, full);  // the next 8 dims
+  }
+  /// Stores 8 numbers of the dtype of q to a part of a slot.
+  FLASHPLAN_DEVICE void store_wide(uint32_t to, uint4 numbers, uint32_t full) const {
+    store_shared_16(to, numbers);
+    if constexpr (S::kPairs) store_async_16(to + to_other_cta_, numbers, full + to_other_cta_);
   }
   static FLASHPLAN_DEVICE uint32_t place_in_half(int group, int item) {
     return group * S::Half::kGroupBytes + item * S::Half::kBlockBytes;
@@ -182,24 +236,19 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
   FLASHPLAN_DEVICE uint32_t tail_place(uint32_t number, int i) const {
     return own_tail(number) + S::Tail::offset(i * 4 + lane() / 8, lane() % 8);
   }
-  /// Turns copies that this lane has made into numbers of the dtype of q.
-  FLASHPLAN_DEVICE void convert_copied_tail(uint32_t number) const {
-    if constexpr (S::kQ != DType::kBFloat16) {
-#pragma unroll
-      for (int i = 0; i < kTailCopies; ++i) {
-        const uint32_t place = tail_place(number, i);
-        const uint4 pairs = load_shared_16(place);
-        store_shared_16(place, {Widening::tail(pairs.x), Widening::tail(pairs.y),
-                                Widening::tail(pairs.z), Widening::tail(pairs.w)});
-      }
-    }
+  /// Turns 8 numbers of a copied tail into those of the dtype of q.
+  static FLASHPLAN_DEVICE uint4 converted_tail(uint4 pairs) {
+    return {Widening::tail(pairs.x), Widening::tail(pairs.y), Widening::tail(pairs.z),
+            Widening::tail(pairs.w)};
   }
 
   const KeyPlaces places_;
-  const int first_row_;   // the warp's first row of a block
-  const uint32_t place_;  // of this lane's item, in 8 rows of 64 dims
-  Rows rows_ = {};        // of the block that is stored
-  Rows next_ = {};        // of the next block of the tile
+  const int warp_;
+  const int first_row_;          // the warp's first row of a block
+  const uint32_t place_;         // of this lane's item, in 8 rows of 64 dims
+  const uint32_t to_other_cta_;  // what addresses of the other CTA have more than those of this one
+  Rows rows_ = {};               // of the block that is stored
+  Rows next_ = {};               // of the next block of the tile
 };
 
 }  // namespace flashplan::device

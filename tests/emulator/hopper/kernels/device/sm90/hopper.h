@@ -5,6 +5,7 @@
 
 #include <array>
 #include <functional>
+#include <mutex>
 #include <random>
 #include <string>
 #include <unordered_map>
@@ -28,6 +29,8 @@ struct CopyEngine {
   std::vector<std::function<void()>> copies;
   std::mt19937 random{1};
 
+  /// Takes what other CTAs of the cluster have sent to this one.
+  void take_from_others();
   void finish_one() {
     if (copies.empty()) return;
     std::swap(copies[random() % copies.size()], copies.back());
@@ -40,6 +43,29 @@ struct CopyEngine {
 inline CopyEngine& copy_engine() {
   static thread_local CopyEngine engine;
   return engine;
+}
+
+/// What CTAs of a cluster have sent to one of them. Its own thread does it.
+struct Inbox {
+  std::mutex mutex;
+  std::vector<std::function<void()>> sent;
+};
+inline Inbox& inbox(int rank) {
+  static Inbox all[simt::kMaxCtas];
+  return all[rank];
+}
+inline void CopyEngine::take_from_others() {
+  Inbox& own = inbox(simt::cta->rank);
+  const std::lock_guard lock(own.mutex);
+  for (auto& sent : own.sent) copies.push_back(std::move(sent));
+  own.sent.clear();
+}
+/// As at the begin of a CTA: what was sent to one before came too late.
+inline void reset_copy_engine(unsigned seed) {
+  CopyEngine& engine = copy_engine();
+  engine.take_from_others();
+  engine.copies.clear();
+  engine.random.seed(seed);
 }
 
 /// What the emulator knows about an mbarrier besides its word.
@@ -107,7 +133,8 @@ inline void complete_if_all_came(uint32_t at) {
   ++facts.num_phases;
   facts.came.clear();
 }
-/// `thread`: who arrives.
+/// `thread`: who arrives. Threads of other CTAs, which count from kMaxThreads on, may have read
+/// their own memory before that of this CTA is full.
 inline void arrive_of(int thread, uint32_t at, int count) {
   Mbarrier& barrier = *at_shared<Mbarrier>(at);
   MbarrierFacts& facts = mbarrier_facts()[at];
@@ -119,7 +146,8 @@ inline void arrive_of(int thread, uint32_t at, int count) {
   if (facts.empty != 0 && mbarrier_facts()[facts.empty].num_phases < facts.num_phases) {
     fail_at(at, "filled before it is free");
   }
-  if (facts.full != 0 && mbarrier_facts()[facts.full].num_phases <= facts.num_phases) {
+  if (facts.full != 0 && thread < simt::kMaxThreads &&
+      mbarrier_facts()[facts.full].num_phases <= facts.num_phases) {
     fail_at(at, "freed before it is full");
   }
   barrier.pending = static_cast<uint16_t>(barrier.pending - count) & 0x7fff;
@@ -151,6 +179,7 @@ inline bool mbarrier_test(uint32_t at, uint32_t parity) {
 inline bool mbarrier_try_wait(uint32_t at, uint32_t parity) {
   if (mbarrier_test(at, parity)) return true;
   note_wait("mbarrier", at, parity);
+  copy_engine().take_from_others();
   copy_engine().finish_one();
   return mbarrier_test(at, parity);
 }
@@ -169,6 +198,39 @@ inline void mbarrier_wait(MbarrierPhase a, MbarrierPhase b) {
 inline void receive(uint32_t barrier, int bytes) {
   at_shared<Mbarrier>(barrier)->bytes -= bytes;
   complete_if_all_came(barrier);
+}
+
+// Addresses in other CTAs have their number, counted from 1, in the upper 8 bits.
+inline uint32_t cluster_rank() { return static_cast<uint32_t>(simt::cta->rank); }
+inline uint32_t address_in_cta(uint32_t address, uint32_t rank) {
+  return (address & 0xffffffU) | (rank + 1) << 24;
+}
+/// Lets the CTA of an address do something with the place that it has there.
+inline void send(uint32_t address, std::function<void(uint32_t own)> what) {
+  const int rank = static_cast<int>(address >> 24) - 1;
+  const simt::Cluster& cluster = *simt::cta->cluster;
+  if (rank < 0 || rank >= cluster.size) simt::fail("no such rank");
+  if (cluster.ended[rank]) simt::fail("the CTA whose memory is written to has ended");
+  Inbox& to = inbox(rank);
+  const std::lock_guard lock(to.mutex);
+  to.sent.emplace_back([=] { what(address & 0xffffffU); });
+  simt::note_event();
+}
+inline void mbarrier_arrive_in_cluster(uint32_t barrier) {
+  const bool is_own = static_cast<int>(barrier >> 24) - 1 == simt::cta->rank;
+  const int thread = (is_own ? 0 : simt::kMaxThreads) + simt::cta->current;
+  send(barrier, [=](uint32_t at) { arrive_of(thread, at, 1); });
+}
+inline void store_async_16(uint32_t to, uint4 value, uint32_t barrier) {
+  if (to % 16 != 0 || to >> 24 != barrier >> 24) simt::fail("an asynchronous store is not aligned");
+  send(to, [=](uint32_t own) {
+    store_shared_16(own, value);
+    receive(barrier & 0xffffffU, 16);
+  });
+}
+inline void cluster_barrier() {
+  simt::cluster_arrive();
+  simt::cluster_wait();
 }
 
 inline void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warps of the sm90_mla producer that bring and widen keys of 8 bits, in a pair of CTAs.
+#pragma once
+
+#include "kernels/device/sm90/mla/widening_warp.h"
+
+namespace flashplan::device {
+
+/// A warp has 8 rows of a block, so few that all of their raw bytes wait in registers: each part of
+/// a row is loaded when that of the block before has been stored. So they have a block of time to
+/// come, and when a slot is freed, nothing is left to do but to widen and store.
+///
+/// Ids of pages, or entries of a list, are copied to shared memory two blocks ahead, since loads to
+/// registers would be waited for together with the rows. Loads have no condition, for the reason
+/// that MlaStagedLoader gives: rows that do not exist are loaded from a query.
+template <typename S>
+class MlaPairLoader : MlaWideningWarp<S> {
+  static_assert(S::kPairs);
+  using Base = MlaWideningWarp<S>;
+  using typename Base::Block;
+  using typename Base::Rows;
+  using typename Base::Widening;
+
+ public:
+  using Base::Base;
+
+  /// `queue_word`: what MlaRecordLoader::request_queue() returned.
+  FLASHPLAN_DEVICE void run(uint32_t queue_word) {
+    const auto begin = [&](uint32_t, const auto& block_after) {
+      load_left(rows_);
+      load_right(rows_);
+      copy_id(block_after(2));
+    };
+    const auto fill = [&](uint32_t number, bool, const auto& block_after) {
+      return fill_slot(number, block_after);
+    };
+    Base::for_each_slot(queue_word, begin, fill);
+  }
+
+ private:
+  using Base::kItems;
+  using Base::kRows;
+  using Base::lane;
+  using Base::next_;
+  using Base::p_;
+  using Base::rows_;
+  using Base::smem_;
+  static_assert(Base::kGroups == 1 && Base::kHasTail);
+
+  /// Fills this CTA's rows of the slots of block `number`. See for_each_slot().
+  template <typename BlockAfter>
+  FLASHPLAN_DEVICE Rows fill_slot(uint32_t number, const BlockAfter& block_after) {
+    const float scales = scales_;
+    Base::wait(smem_.emptied(number, 0));
+    store(number, 0, left_, scales);
+    Base::report_found(number);
+    Base::announce(number, 0);
+    load_left(next_);
+    Base::wait(smem_.emptied(number, 1));
+    store(number, 1, right_, scales);
+    store_tail(number);
+    Base::announce(number, 1);
+    load_right(next_);
+    cp_async_wait<0>();
+    const auto id = static_cast<int32_t>(load_shared_4(smem_.id(Base::warp_, lane())));
+    copy_id(block_after(3));
+    const Rows later = Base::find(block_after(2), id);
+    Base::prefetch(later);
+    return later;
+  }
+
+  /// Starts to copy the id that find() needs for a block.
+  FLASHPLAN_DEVICE void copy_id(const Block& block) const {
+    const int row = Base::own_row();
+    const int32_t* id = Base::places_.id_place(block.kv_row, block.key + row);
+    const bool has_id = row < block.count && id != nullptr;
+    cp_async_4_if(has_id, smem_.id(Base::warp_, lane()), has_id ? id : p_.tensors.q.data);
+    cp_async_commit();
+  }
+
+  /// The left half of the rows, and their scales: that of row i % 8 in lane i, of 128 dims from
+  /// i / 8 * 128 on.
+  FLASHPLAN_DEVICE void load_left(const Rows& rows) {
+    const unsigned char* from = Base::content(rows, 0);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) left_[i] = load_once_16(from + i * 64);
+    if constexpr (Widening::kHasScales) {
+      const unsigned char* row = shuffled_pointer(rows.own, lane() % kRows);
+      scales_ = __uint_as_float(load_global_4(row + Widening::kContentDims + lane() / kRows * 4));
+    }
+  }
+  FLASHPLAN_DEVICE void load_right(const Rows& rows) {
+    const unsigned char* from = Base::content(rows, 0) + S::kHalfDims;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) right_[i] = load_once_16(from + i * 64);
+    if constexpr (Base::kTailHas8Bits) {
+      tail_[0] = load_once_16(Base::tail(rows, 0));
+    } else {
+#pragma unroll
+      for (int i = 0; i < Base::kTailCopies; ++i) {
+        tail_[i] = load_once_16(Base::copied_tail(rows, i));
+      }
+    }
+  }
+
+  static FLASHPLAN_DEVICE uint4 zeros_unless(bool exists, uint4 bytes) {
+    return exists ? bytes : uint4{0, 0, 0, 0};
+  }
+  /// Widens and stores the items of a half.
+  FLASHPLAN_DEVICE void store(uint32_t number, int part, const uint4 (&items)[kItems],
+                              float scales) const {
+    const uint32_t to = Base::own_half(number, part);
+    const bool exists = Base::exists(rows_, 0);
+    float scale = 1.0F;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if constexpr (Widening::kHasScales) {
+        if (i % 2 == 0) {
+          const int from = (part * 2 + i / 2) * kRows + Base::loaded_row();
+          scale = __shfl_sync(0xffffffffU, scales, from);
+          if (!exists) scale = 0.0F;
+        }
+      }
+      Base::store_widened(to + Base::place_in_half(0, i), zeros_unless(exists, items[i]), scale,
+                          smem_.full(number, part).barrier);
+    }
+  }
+  FLASHPLAN_DEVICE void store_tail(uint32_t number) const {
+    const uint32_t full = smem_.full(number, 1).barrier;
+    if constexpr (Base::kTailHas8Bits) {
+      Base::store_widened(Base::own_tail(number), zeros_unless(Base::exists(rows_, 0), tail_[0]),
+                          1.0F, full);
+    } else {
+#pragma unroll
+      for (int i = 0; i < Base::kTailCopies; ++i) {
+        const uint4 pairs = zeros_unless(Base::exists_copied(rows_, i), tail_[i]);
+        Base::store_wide(Base::tail_place(number, i), Base::converted_tail(pairs), full);
+      }
+    }
+  }
+
+  uint4 left_[kItems] = {};   // the left half of this lane's row
+  uint4 right_[kItems] = {};  // its right half
+  uint4 tail_[Base::kTailHas8Bits ? 1 : Base::kTailCopies] = {};
+  float scales_ = 1.0F;
+};
+
+}  // namespace flashplan::device
