@@ -118,6 +118,14 @@ FLASHPLAN_DEVICE void store_async_16(uint32_t to, uint4 value, uint32_t barrier)
       "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(barrier)
       : "memory");
 }
+/// Waits until all threads of the cluster have come here, so that all of its CTAs have mbarriers,
+/// which mbarrier_fence_init() has published. All threads of the warp call it.
+FLASHPLAN_DEVICE void cluster_barrier_of_begin() {
+  asm volatile(
+      "barrier.cluster.arrive.relaxed.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;\n" ::
+          : "memory");
+}
 /// Waits until all threads of the cluster have come here, and what they did before is complete. All
 /// threads of the warp call it.
 FLASHPLAN_DEVICE void cluster_barrier() {

@@ -98,7 +98,7 @@ FLASHPLAN_DEVICE void run_mla(const AttentionParams& p) {
   wait_for_last_kernel();
   allow_next_kernel();
   __syncthreads();
-  if (S::kPairs) cluster_barrier();  // the other CTA's mbarriers are there
+  if (S::kPairs) cluster_barrier_of_begin();
   const int warpgroup = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 128, 0);
   const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32 % 4, 0);
   const bool copies_rows = !S::kWidens && !p.maps.has_kv;

@@ -92,7 +92,8 @@ class MlaKeyWarp {
         const bool has_neighbours = keys.qo_len * p_.schedule.group_size.value > p_.schedule.tile_q;
         const auto block_at = [&](int32_t key) -> Block {
           const bool is_own = (key / S::kTileKv + keys.row_tile) % 2 == 0;
-          return {key, min(max(keys.end - key, 0), S::kTileKv), keys.first_seen - key, keys.kv_row,
+          const int32_t kv_row = S::kPairs ? context.segment.kv_row : keys.kv_row;
+          return {key, min(max(keys.end - key, 0), S::kTileKv), keys.first_seen - key, kv_row,
                   has_neighbours && is_own};
         };
         fill_blocks(keys, context, block_at);

@@ -56,7 +56,7 @@ class MlaPairLoader : MlaWideningWarp<S> {
     Base::report_found(number);
     Base::announce(number, 0);
     load_left(next_);
-    Base::wait(smem_.emptied(number, 1));
+    Base::wait(smem_.emptied(opaque(static_cast<int>(number)), 1));
     store(number, 1, right_, scales);
     store_tail(number);
     Base::announce(number, 1);

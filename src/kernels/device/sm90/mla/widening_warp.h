@@ -33,7 +33,8 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
         warp_(warp),
         first_row_(warp * kRows + first_row_of_pair()),
         place_(S::Half::offset(loaded_row(), 2 * chunk())),
-        to_other_cta_(S::kPairs ? address_in_cta(smem.base, cluster_rank() ^ 1) - smem.base : 0) {}
+        to_other_cta_(
+            uniform(S::kPairs ? address_in_cta(smem.base, cluster_rank() ^ 1) - smem.base : 0)) {}
 
  protected:
   using Base::lane_;
@@ -97,15 +98,18 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
     Base::for_each_tile(begin_tile, fill_blocks);
   }
 
+  /// What all lanes have. The shuffle tells the compiler that it is the same, so that it keeps it
+  /// in a uniform register.
+  static FLASHPLAN_DEVICE uint32_t uniform(uint32_t x) { return __shfl_sync(0xffffffffU, x, 0); }
   static constexpr int kRowsOfCta = S::kTileKv / S::kCtas;
   /// The first row of a block that this CTA widens.
   static FLASHPLAN_DEVICE int first_row_of_pair() {
-    return S::kPairs ? static_cast<int>(cluster_rank()) * kRowsOfCta : 0;
+    return S::kPairs ? static_cast<int>(uniform(cluster_rank())) * kRowsOfCta : 0;
   }
 
   // The next functions are called wherever their results are used: no register is left to keep
   // them.
-  FLASHPLAN_DEVICE int lane() const { return opaque(lane_); }
+  FLASHPLAN_DEVICE int lane() const { return opaque(lane_) & 31; }
   FLASHPLAN_DEVICE int own_row() const {
     const int of_warp = S::kPairs ? first_row_ ^ lane() / 16 * kRowsOfCta : first_row_;
     return of_warp + lane() % kRows;

@@ -232,6 +232,7 @@ inline void cluster_barrier() {
   simt::cluster_arrive();
   simt::cluster_wait();
 }
+inline void cluster_barrier_of_begin() { cluster_barrier(); }
 
 inline void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   if (to % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes % 16 != 0) {
