@@ -78,7 +78,8 @@ struct AttentionOptions {
   int32_t max_qo_tokens = 8192;
 
   Device device;
-  /// Work queues: CTAs on a GPU, tasks of the thread pool on the CPU. 0: chosen for the device.
+  /// Work queues: CTAs on a GPU, or pairs of CTAs that share the widened keys of latent attention;
+  /// tasks of the thread pool on the CPU. 0: chosen for the device.
   int32_t num_ctas = 0;
   /// Bytes of workspace the caller will give; empty: as many as the bounds ask for. With fewer, the
   /// keys of long prompts may be rotated, or gathered from small pages, several times, and long

@@ -251,6 +251,59 @@ TEST(what_the_scheduler_assumes_of_every_choice) {
   }
 }
 
+TEST(pairs_of_ctas_take_latent_requests_of_more_than_64_rows) {
+  Kernel plain = fake_kernel("plain", {90, 'a'});
+  plain.family = &kSm90MlaFamily;
+  plain.kv_dtype = DType::kFloat8E4M3;
+  plain.head_dim_qk = 576;
+  plain.head_dim_vo = 512;
+  plain.geometry.queues_per_processor = 1;
+  plain.tuning = sm90_mla_tuning();
+  Kernel pairs = plain;
+  pairs.name = "pairs";
+  pairs.family = &kSm90MlaPairsFamily;
+  pairs.geometry.ctas_of_queue = 2;
+  const Kernel all[] = {plain, pairs};
+  DeviceLimits device = h200();
+  device.kernels = all;
+  const auto kernel_for = [&](int32_t num_heads, int32_t batch_size, int32_t tokens, auto change) {
+    AttentionOptions o = llama_on_gpu();
+    o.kv_dtype = DType::kFloat8E4M3;
+    o.num_qo_heads = num_heads;
+    o.num_kv_heads = 1;
+    o.head_dim_qk = 576;
+    o.head_dim_vo = 512;
+    o.shared_kv = true;
+    o.softmax_scale = 0.1F;
+    o.max_batch_size = batch_size;
+    o.max_qo_tokens = tokens;
+    change(o);
+    KernelChoices choices;
+    CHECK_EQ(select_kernel(o, device, &choices).message, std::string());
+    CHECK(!choices.second);
+    const int32_t num_processors = device.num_processors;
+    const bool is_pairs = choices.first.kernel.name == "pairs";
+    const int32_t num_ctas = is_pairs ? num_processors / 2 : num_processors;
+    CHECK_EQ(choices.first.num_ctas, o.num_ctas > 0 ? o.num_ctas : num_ctas);
+    return std::string(choices.first.kernel.name);
+  };
+  const auto as_it_is = [](auto&) {};
+  using Change = void (*)(AttentionOptions&);
+  const Change invariant = [](AttentionOptions& o) { o.batch_invariant = true; };
+  const Change with_lists = [](AttentionOptions& o) { o.topk = 64; };
+  CHECK_EQ(kernel_for(64, 16, 16, as_it_is), "plain");
+  CHECK_EQ(kernel_for(64, 16, 17, as_it_is), "pairs");
+  CHECK_EQ(kernel_for(16, 16, 64, as_it_is), "plain");
+  CHECK_EQ(kernel_for(16, 1, 8192, as_it_is), "pairs");
+  CHECK_EQ(kernel_for(128, 16, 16, as_it_is), "pairs");
+  CHECK_EQ(kernel_for(128, 16, 16, [](auto& o) { o.num_ctas = 7; }), "pairs");
+  for (const Change change : {invariant, with_lists}) {
+    CHECK_EQ(kernel_for(64, 1, 8192, change), "plain");
+    CHECK_EQ(kernel_for(128, 1, 8192, change), "pairs");
+    CHECK_EQ(kernel_for(128, 16, 16, change), "pairs");
+  }
+}
+
 TEST(same_answer_from_is_supported_and_create) {
   AttentionOptions good = llama();
   AttentionOptions bad_dtype = llama();

@@ -129,6 +129,7 @@ FLASHPLAN_DEVICE void cluster_barrier_of_begin() {
 /// Waits until all threads of the cluster have come here, and what they did before is complete. All
 /// threads of the warp call it.
 FLASHPLAN_DEVICE void cluster_barrier() {
+  __syncwarp();
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n"
       "barrier.cluster.wait.acquire.aligned;\n" ::
