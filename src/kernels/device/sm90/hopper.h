@@ -109,13 +109,14 @@ FLASHPLAN_DEVICE void mbarrier_arrive_in_cluster(uint32_t barrier) {
   asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];\n" ::"r"(barrier)
                : "memory");
 }
-/// Starts to store 16 bytes to a CTA of the cluster; they count for `barrier`, of that CTA, and are
-/// visible to who waits there.
-FLASHPLAN_DEVICE void store_async_16(uint32_t to, uint4 value, uint32_t barrier) {
+/// Starts the copy of `bytes` contiguous bytes from this CTA's shared memory to that of a CTA of
+/// the cluster; they count for `barrier`, of that CTA. Addresses and the number of bytes are
+/// multiples of 16. fence_async_proxy() must lie between ordinary writes to `from` and the copy.
+FLASHPLAN_DEVICE void bulk_send(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
   asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"
-      " [%0], {%1, %2, %3, %4}, [%5];\n" ::"r"(to),
-      "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(barrier)
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
+      " [%0], [%1], %2, [%3];\n" ::"r"(to),
+      "r"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
 /// Waits until all threads of the cluster have come here, so that all of its CTAs have mbarriers,

@@ -67,14 +67,18 @@ class MlaConsumer {
     __syncwarp();
     if (thread_ % 32 == 0) mbarrier_arrive(barrier);
   }
-  /// Frees a part of a slot, for the producers of both CTAs if there are two.
-  FLASHPLAN_DEVICE void release_part(uint32_t barrier) const {
+  /// Frees a half of a block, for the producers of both CTAs if there are two.
+  FLASHPLAN_DEVICE void release_half(uint32_t block, int part) const {
     if constexpr (S::kPairs) {
       __syncwarp();
       const int lane = thread_ % 32;
-      if (lane < S::kCtas) mbarrier_arrive_in_cluster(address_in_cta(barrier, lane));
+      if (lane == 0) mbarrier_arrive(smem_.empty(block, part));
+      if (lane == 1) {
+        mbarrier_arrive_in_cluster(
+            address_in_cta(smem_.other_empty(block, part), cluster_rank() ^ 1));
+      }
     } else {
-      release(barrier);
+      release(S::kHasValues ? smem_.values_empty(block, part) : smem_.empty(block, part));
     }
   }
   FLASHPLAN_DEVICE void wait_part(uint32_t block, int part) const {
@@ -325,8 +329,7 @@ class MlaConsumer {
   FLASHPLAN_DEVICE void wait_and_release(uint32_t block) {
     wgmma_wait<0>();
     pin(o_);
-    release_part(S::kHasValues ? smem_.values_empty(block, kWarpgroup)
-                               : smem_.empty(block, kWarpgroup));
+    release_half(block, kWarpgroup);
   }
 
   FLASHPLAN_DEVICE void multiply_o(const float (&factor)[2]) {

@@ -6,9 +6,10 @@
 
 namespace flashplan::device {
 
-/// A warp has 8 rows of a block, so few that all of their raw bytes wait in registers: each part of
-/// a row is loaded when that of the block before has been stored. So they have a block of time to
-/// come, and when a slot is freed, nothing is left to do but to widen and store.
+/// A warp has 8 rows of a block, so few that all of their raw bytes wait in registers: they are
+/// loaded when those of the block before have been stored. So when a slot is freed, nothing is left
+/// to do but to widen and store. Loads are not issued earlier, half of them when the left part has
+/// been stored, since the fence before the right part is copied would wait for them.
 ///
 /// Ids of pages, or entries of a list, are copied to shared memory two blocks ahead, since loads to
 /// registers would be waited for together with the rows. Loads have no condition, for the reason
@@ -55,11 +56,11 @@ class MlaPairLoader : MlaWideningWarp<S> {
     store(number, 0, left_, scales);
     Base::report_found(number);
     Base::announce(number, 0);
-    load_left(next_);
     Base::wait(smem_.emptied(opaque(static_cast<int>(number)), 1));
     store(number, 1, right_, scales);
     store_tail(number);
     Base::announce(number, 1);
+    load_left(next_);
     load_right(next_);
     cp_async_wait<0>();
     const auto id = static_cast<int32_t>(load_shared_4(smem_.id(Base::warp_, lane())));
@@ -121,20 +122,18 @@ class MlaPairLoader : MlaWideningWarp<S> {
           if (!exists) scale = 0.0F;
         }
       }
-      Base::store_widened(to + Base::place_in_half(0, i), zeros_unless(exists, items[i]), scale,
-                          smem_.full(number, part).barrier);
+      Base::store_widened(to + Base::place_in_half(0, i), zeros_unless(exists, items[i]), scale);
     }
   }
   FLASHPLAN_DEVICE void store_tail(uint32_t number) const {
-    const uint32_t full = smem_.full(number, 1).barrier;
     if constexpr (Base::kTailHas8Bits) {
       Base::store_widened(Base::own_tail(number), zeros_unless(Base::exists(rows_, 0), tail_[0]),
-                          1.0F, full);
+                          1.0F);
     } else {
 #pragma unroll
       for (int i = 0; i < Base::kTailCopies; ++i) {
         const uint4 pairs = zeros_unless(Base::exists_copied(rows_, i), tail_[i]);
-        Base::store_wide(Base::tail_place(number, i), Base::converted_tail(pairs), full);
+        store_shared_16(Base::tail_place(number, i), Base::converted_tail(pairs));
       }
     }
   }

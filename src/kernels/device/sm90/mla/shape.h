@@ -11,7 +11,7 @@ namespace flashplan::device {
 ///
 /// `kPairs_`: whether two CTAs, which are a cluster, compute the work tiles of a queue together.
 /// Tiles then have twice the rows, and each CTA has half of them. Each widens half of the keys of
-/// every block, and stores them to the shared memory of both.
+/// every block, and copies them to the other one.
 template <typename Choices, bool kPairs_ = false>
 struct MlaShape : Choices {
   // Whether keys have 8 bits in memory. The whole producer then widens them to the dtype of q.

@@ -207,7 +207,7 @@ class MlaStagedLoader : MlaWideningWarp<S> {
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         Base::store_widened(Base::own_tail(number) + group * S::Tail::kGroupBytes, items[group],
-                            1.0F, smem_.full(number, 1).barrier);
+                            1.0F);
       }
     } else if constexpr (S::kQ != DType::kBFloat16) {
 #pragma unroll
@@ -226,8 +226,7 @@ class MlaStagedLoader : MlaWideningWarp<S> {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       if (i % 2 == 0) scale = Base::scale_of(scales_[part], group, i);  // of 128 dims
-      Base::store_widened(to + Base::place_in_half(group, i), items[i], scale,
-                          smem_.full(number, part).barrier);
+      Base::store_widened(to + Base::place_in_half(group, i), items[i], scale);
     }
   }
 

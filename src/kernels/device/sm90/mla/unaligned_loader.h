@@ -36,7 +36,6 @@ class MlaUnalignedLoader : MlaWideningWarp<S> {
 #pragma unroll 1
     for (int part = 0; part < 2; ++part) {
       const float scales = load_scales(part);
-      const uint32_t full = smem_.full(number, part).barrier;
 #pragma unroll 1
       for (int i = 0; i < Base::kGroups * Base::kItems; ++i) {
         const int group = i / Base::kItems;
@@ -44,26 +43,24 @@ class MlaUnalignedLoader : MlaWideningWarp<S> {
         const unsigned char* from = Base::content(rows_, group) + part * S::kHalfDims + item * 64;
         Base::store_widened(Base::own_half(number, part) + Base::place_in_half(group, item),
                             load(from, Base::exists(rows_, group) ? 16 : 0),
-                            Base::scale_of(scales, group, item), full);
+                            Base::scale_of(scales, group, item));
       }
       if (part == 1) store_tail(number);
       Base::announce(number, part);
     }
   }
   FLASHPLAN_DEVICE void store_tail(uint32_t number) const {
-    const uint32_t full = smem_.full(number, 1).barrier;
     if constexpr (Base::kTailHas8Bits) {
 #pragma unroll 1
       for (int group = 0; group < Base::kGroups; ++group) {
         const uint4 bytes = load(Base::tail(rows_, group), Base::exists(rows_, group) ? 16 : 0);
-        Base::store_widened(Base::own_tail(number) + group * S::Tail::kGroupBytes, bytes, 1.0F,
-                            full);
+        Base::store_widened(Base::own_tail(number) + group * S::Tail::kGroupBytes, bytes, 1.0F);
       }
     }
 #pragma unroll 1
     for (int i = 0; i < Base::kTailCopies; ++i) {
       const uint4 pairs = load(Base::copied_tail(rows_, i), Base::exists_copied(rows_, i) ? 16 : 0);
-      Base::store_wide(Base::tail_place(number, i), Base::converted_tail(pairs), full);
+      store_shared_16(Base::tail_place(number, i), Base::converted_tail(pairs));
     }
   }
 

@@ -13,11 +13,11 @@ namespace flashplan::device {
 /// rows lies together, so no warp has to wait for another one. Each lane looks up one row; the
 /// lanes that load the row get its address from that lane by a shuffle.
 ///
-/// In a pair of CTAs, warp w of CTA c has the 8 rows from 32 c + 8 w on, and stores them to the
-/// slots of both CTAs. Stores to the other CTA count for its mbarriers for full, which thus need no
-/// arrivals from there. A slot is empty when the consumers of both have freed it. Both CTAs walk
-/// over the same blocks, and each finds out about all 64 rows whether they exist: the upper lanes
-/// of a warp look up the rows of warp w of the other CTA.
+/// In a pair of CTAs, warp w of CTA c has the 8 rows from 32 c + 8 w on. It stores them to its own
+/// slot and, when the other CTA's slot is empty too, copies them there. These copies count for the
+/// other CTA's mbarriers for full, which thus need no arrivals from here. Both CTAs walk over the
+/// same blocks, and each finds out about all 64 rows whether they exist: the upper lanes of a warp
+/// look up the rows of warp w of the other CTA.
 ///
 /// Lanes widen items of 16 numbers of a row. Of each 8 rows and 64 dims, lane i has one item, in
 /// row i / 4. So all that a lane loads and stores lies at fixed distances from two addresses in the
@@ -180,17 +180,29 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
     smem_.memory.found[number % S::kSlots][group] =
         static_cast<uint8_t>(rows_.existing >> (S::kPairs ? 16 : 8) * lane());
   }
-  /// Announces what the warp has stored to a part, and expects what its counterpart stores there.
+  /// Announces what the warp has stored to a part of a slot. In pairs, it also copies it to the
+  /// other CTA, and expects what its counterpart copies to here.
   FLASHPLAN_DEVICE void announce(uint32_t number, int part) const {
-    __syncwarp();
-    if (lane() != 0) return;
     const uint32_t full = smem_.full(number, part).barrier;
     if constexpr (S::kPairs) {
-      mbarrier_arrive_expect(full,
-                             kRows * (part == 0 ? S::kHalfDims : S::kHalfDims + S::kTailDims) * 2);
+      const MbarrierPhase emptied = smem_.other_emptied(number, part);
+      mbarrier_wait(emptied.barrier, emptied.parity);
+      fence_async_proxy();
+      __syncwarp();
+      if (lane() != 0) return;
+      constexpr int kHalfBytes = kRows * S::kHalfDims * 2;
+      constexpr int kTailBytes = kRows * S::kTailDims * 2;
+      send(own_half(number, part), kHalfBytes, full);
+      if (part == 1) send(own_tail(number), kTailBytes, full);
+      mbarrier_arrive_expect(full, part == 0 ? kHalfBytes : kHalfBytes + kTailBytes);
     } else {
-      mbarrier_arrive(full);
+      __syncwarp();
+      if (lane() == 0) mbarrier_arrive(full);
     }
+  }
+  /// Copies bytes to their place in the other CTA.
+  FLASHPLAN_DEVICE void send(uint32_t from, int bytes, uint32_t full) const {
+    bulk_send(from + to_other_cta_, from, bytes, full + to_other_cta_);
   }
 
   /// The scale of an item of a half. `scales`: that of row i % 16 in lane i, of the half's first
@@ -208,20 +220,14 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
   FLASHPLAN_DEVICE uint32_t own_tail(uint32_t number) const {
     return smem_.tail(number) + S::Tail::offset(first_row_, 0);
   }
-  /// Widens an item, and stores it. `to`: where the 64 dims of its group begin; `full`: the
-  /// mbarrier of its part.
-  FLASHPLAN_DEVICE void store_widened(uint32_t to, uint4 bytes, float scale, uint32_t full) const {
+  /// Widens an item, and stores it. `to`: where the 64 dims of its group begin.
+  FLASHPLAN_DEVICE void store_widened(uint32_t to, uint4 bytes, float scale) const {
     const uint2 a = Widening::content(bytes.x, scale);
     const uint2 b = Widening::content(bytes.y, scale);
-    store_wide(to + place_, {a.x, a.y, b.x, b.y}, full);
+    store_shared_16(to + place_, {a.x, a.y, b.x, b.y});
     const uint2 c = Widening::content(bytes.z, scale);
     const uint2 d = Widening::content(bytes.w, scale);
-    store_wide((to + place_) ^ 16, {c.x, c.y, d.x, d.y}, full);  // the next 8 dims
-  }
-  /// Stores 8 numbers of the dtype of q to a part of a slot.
-  FLASHPLAN_DEVICE void store_wide(uint32_t to, uint4 numbers, uint32_t full) const {
-    store_shared_16(to, numbers);
-    if constexpr (S::kPairs) store_async_16(to + to_other_cta_, numbers, full + to_other_cta_);
+    store_shared_16((to + place_) ^ 16, {c.x, c.y, d.x, d.y});  // the next 8 dims
   }
   static FLASHPLAN_DEVICE uint32_t place_in_half(int group, int item) {
     return group * S::Half::kGroupBytes + item * S::Half::kBlockBytes;

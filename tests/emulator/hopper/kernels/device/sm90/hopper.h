@@ -221,14 +221,20 @@ inline void mbarrier_arrive_in_cluster(uint32_t barrier) {
   const int thread = (is_own ? 0 : simt::kMaxThreads) + simt::cta->current;
   send(barrier, [=](uint32_t at) { arrive_of(thread, at, 1); });
 }
-inline void store_async_16(uint32_t to, uint4 value, uint32_t barrier) {
-  if (to % 16 != 0 || to >> 24 != barrier >> 24) simt::fail("an asynchronous store is not aligned");
-  send(to, [=](uint32_t own) {
-    store_shared_16(own, value);
-    receive(barrier & 0xffffffU, 16);
+/// Reads its source as late as other copies do.
+inline void bulk_send(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
+  if (to % 16 != 0 || from % 16 != 0 || bytes % 16 != 0) simt::fail("a bulk copy is not aligned");
+  if (to >> 24 != barrier >> 24) simt::fail("bytes count in another CTA than they come to");
+  copy_engine().copies.emplace_back([=] {
+    const std::vector<unsigned char> sent(at_shared(from), at_shared(from) + bytes);
+    send(to, [=](uint32_t own) {
+      std::memcpy(at_shared(own), sent.data(), sent.size());
+      receive(barrier & 0xffffffU, static_cast<int>(sent.size()));
+    });
   });
 }
 inline void cluster_barrier() {
+  while (!copy_engine().copies.empty()) copy_engine().finish_one();
   simt::cluster_arrive();
   simt::cluster_wait();
 }
