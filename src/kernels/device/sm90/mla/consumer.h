@@ -32,7 +32,7 @@ class MlaConsumer {
         smem_(smem),
         warpgroup_(warpgroup),
         thread_(static_cast<int>(threadIdx.x) % 128),
-        gathers_(S::kWidens || (!S::kHasValues && !p.maps.has_kv)),
+        fences_(!S::kPairs && (S::kWidens || (!S::kHasValues && !p.maps.has_kv))),
         variant_(p) {
     if (p.variant.k_scales.data != nullptr) variant_.scale_logits(p.variant.k_scales.of(0));
   }
@@ -84,7 +84,7 @@ class MlaConsumer {
   FLASHPLAN_DEVICE void wait_part(uint32_t block, int part) const {
     const MbarrierPhase full = smem_.full(block, part);
     mbarrier_wait(full.barrier, full.parity);
-    if (gathers_) fence_async_proxy();
+    if (fences_) fence_async_proxy();
   }
   /// Waits for this warpgroup's half of the values. The owner has it already where keys are values.
   template <int kWarpgroup>
@@ -380,7 +380,8 @@ class MlaConsumer {
   const MlaSmem<S> smem_;
   const int warpgroup_;
   const int thread_;
-  const bool gathers_;  // keys come by ordinary writes or cp.async, not by boxes
+  // Whether keys come by ordinary writes or cp.async, and those who write have put no fence behind.
+  const bool fences_;
   Variant variant_;
   Softmax softmax_;
   Visible visible_;

@@ -54,11 +54,11 @@ class MlaPairLoader : MlaWideningWarp<S> {
     const float scales = scales_;
     Base::wait(smem_.emptied(number, 0));
     store(number, 0, left_, scales);
+    store_tail(number);
     Base::report_found(number);
     Base::announce(number, 0);
     Base::wait(smem_.emptied(opaque(static_cast<int>(number)), 1));
     store(number, 1, right_, scales);
-    store_tail(number);
     Base::announce(number, 1);
     load_left(next_);
     load_right(next_);

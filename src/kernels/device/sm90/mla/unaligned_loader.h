@@ -45,7 +45,7 @@ class MlaUnalignedLoader : MlaWideningWarp<S> {
                             load(from, Base::exists(rows_, group) ? 16 : 0),
                             Base::scale_of(scales, group, item));
       }
-      if (part == 1) store_tail(number);
+      if (part == (S::kPairs ? 0 : 1)) store_tail(number);
       Base::announce(number, part);
     }
   }

@@ -181,20 +181,21 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
         static_cast<uint8_t>(rows_.existing >> (S::kPairs ? 16 : 8) * lane());
   }
   /// Announces what the warp has stored to a part of a slot. In pairs, it also copies it to the
-  /// other CTA, and expects what its counterpart copies to here.
+  /// other CTA, and expects what its counterpart copies to here; tails then belong to the left
+  /// part, since right parts are freed later.
   FLASHPLAN_DEVICE void announce(uint32_t number, int part) const {
     const uint32_t full = smem_.full(number, part).barrier;
     if constexpr (S::kPairs) {
+      fence_async_proxy();
       const MbarrierPhase emptied = smem_.other_emptied(number, part);
       mbarrier_wait(emptied.barrier, emptied.parity);
-      fence_async_proxy();
       __syncwarp();
       if (lane() != 0) return;
       constexpr int kHalfBytes = kRows * S::kHalfDims * 2;
       constexpr int kTailBytes = kRows * S::kTailDims * 2;
       send(own_half(number, part), kHalfBytes, full);
-      if (part == 1) send(own_tail(number), kTailBytes, full);
-      mbarrier_arrive_expect(full, part == 0 ? kHalfBytes : kHalfBytes + kTailBytes);
+      if (part == 0) send(own_tail(number), kTailBytes, full);
+      mbarrier_arrive_expect(full, part == 0 ? kHalfBytes + kTailBytes : kHalfBytes);
     } else {
       __syncwarp();
       if (lane() == 0) mbarrier_arrive(full);
