@@ -51,14 +51,14 @@ class MlaPairLoader : MlaWideningWarp<S> {
   /// Fills this CTA's rows of the slots of block `number`. See for_each_slot().
   template <typename BlockAfter>
   FLASHPLAN_DEVICE Rows fill_slot(uint32_t number, const BlockAfter& block_after) {
-    const float scales = scales_;
     Base::wait(smem_.emptied(number, 0));
-    store(number, 0, left_, scales);
+    hide_rows();
+    store(number, 0, left_);
     store_tail(number);
     Base::report_found(number);
     Base::announce(number, 0);
     Base::wait(smem_.emptied(opaque(static_cast<int>(number)), 1));
-    store(number, 1, right_, scales);
+    store(number, 1, right_);
     Base::announce(number, 1);
     load_left(next_);
     load_right(next_);
@@ -104,36 +104,48 @@ class MlaPairLoader : MlaWideningWarp<S> {
     }
   }
 
-  static FLASHPLAN_DEVICE uint4 zeros_unless(bool exists, uint4 bytes) {
-    return exists ? bytes : uint4{0, 0, 0, 0};
-  }
-  /// Widens and stores the items of a half.
-  FLASHPLAN_DEVICE void store(uint32_t number, int part, const uint4 (&items)[kItems],
-                              float scales) const {
-    const uint32_t to = Base::own_half(number, part);
+  /// Replaces rows that do not exist by zeros. There are few blocks with such rows.
+  FLASHPLAN_DEVICE void hide_rows() {
+    constexpr uint32_t kAll = (1U << kRows) - 1;
+    if ((rows_.existing & kAll) == kAll) return;
+    asm volatile("");  // keeps this a branch instead of selects in every block
+    const auto zeros_unless = [](bool exists, uint4& bytes) {
+      if (!exists) bytes = {0, 0, 0, 0};
+    };
     const bool exists = Base::exists(rows_, 0);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      zeros_unless(exists, left_[i]);
+      zeros_unless(exists, right_[i]);
+    }
+    if constexpr (Base::kTailHas8Bits) zeros_unless(exists, tail_[0]);
+#pragma unroll
+    for (int i = 0; i < Base::kTailCopies; ++i) {
+      zeros_unless(Base::exists_copied(rows_, i), tail_[i]);
+    }
+    if ((rows_.existing >> lane() % kRows & 1) == 0) scales_ = 0.0F;
+  }
+
+  /// Widens and stores the items of a half.
+  FLASHPLAN_DEVICE void store(uint32_t number, int part, const uint4 (&items)[kItems]) const {
+    const uint32_t to = Base::own_half(number, part);
     float scale = 1.0F;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      if constexpr (Widening::kHasScales) {
-        if (i % 2 == 0) {
-          const int from = (part * 2 + i / 2) * kRows + Base::loaded_row();
-          scale = __shfl_sync(0xffffffffU, scales, from);
-          if (!exists) scale = 0.0F;
-        }
+      if (Widening::kHasScales && i % 2 == 0) {
+        const int from = (part * 2 + i / 2) * kRows + Base::loaded_row();
+        scale = __shfl_sync(0xffffffffU, scales_, from);
       }
-      Base::store_widened(to + Base::place_in_half(0, i), zeros_unless(exists, items[i]), scale);
+      Base::store_widened(to + Base::place_in_half(0, i), items[i], scale);
     }
   }
   FLASHPLAN_DEVICE void store_tail(uint32_t number) const {
     if constexpr (Base::kTailHas8Bits) {
-      Base::store_widened(Base::own_tail(number), zeros_unless(Base::exists(rows_, 0), tail_[0]),
-                          1.0F);
+      Base::store_widened(Base::own_tail(number), tail_[0], 1.0F);
     } else {
 #pragma unroll
       for (int i = 0; i < Base::kTailCopies; ++i) {
-        const uint4 pairs = zeros_unless(Base::exists_copied(rows_, i), tail_[i]);
-        store_shared_16(Base::tail_place(number, i), Base::converted_tail(pairs));
+        store_shared_16(Base::tail_place(number, i), Base::converted_tail(tail_[i]));
       }
     }
   }
