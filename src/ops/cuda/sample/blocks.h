@@ -61,18 +61,19 @@ __device__ TriedToken draw_by_tries(Row& row) {
 #pragma unroll 1
   for (int begin = 0; begin < kMostTries; begin += kClusterTries) {
     __syncthreads();  // all warps have read what came in the last step
-    row.expect(kClusterTries * sizeof(uint64_t));
+    row.exchange.expect(kClusterTries * sizeof(uint64_t));
     if (warp < kClusterTries) send_try(row, masses, begin + warp);
-    row.receive();
+    row.exchange.receive();
     uint64_t tokens[kClusterTries];
 #pragma unroll
-    for (int t = 0; t < kClusterTries; ++t) tokens[t] = only_one(row.value_of_rank(t));
+    for (int t = 0; t < kClusterTries; ++t) tokens[t] = only_one(row.exchange.value_of_rank(t));
     publish_sums_before(row, tokens);
-    const uint64_t all = sum_of_warp(row.value_of_rank(kClusterTries));
+    const uint64_t all = sum_of_warp(row.exchange.value_of_rank(kClusterTries));
     const uint64_t wanted = sampling::part_of(row.shared.top_p, all);
 #pragma unroll
     for (int t = 0; t < kClusterTries; ++t) {
-      if (sum_of_warp(row.value_of_rank(t)) < wanted) return {SampleError::kNone, tokens[t]};
+      if (sum_of_warp(row.exchange.value_of_rank(t)) < wanted)
+        return {SampleError::kNone, tokens[t]};
     }
   }
   if (threadIdx.x == 0)
@@ -96,7 +97,7 @@ __device__ Masses weigh_blocks(Row& row) {
     row.shared.warp_values[warp][1] = 0;
   }
   row.publish_sums();
-  const uint64_t of_rank = row.value_of_rank(0);
+  const uint64_t of_rank = row.exchange.value_of_rank(0);
   return {of_rank, lane < kRowWarps ? row.shared.warp_values[lane][0] : 0,
           __shfl_sync(~0U, sum_to_lane(of_rank), 31)};
 }
@@ -173,7 +174,7 @@ __device__ void send_try(Row& row, const Masses& masses, int index) {
   token = only_one(token);
   const int rank = lane_of_thread();
   if (rank >= cluster_size()) return;
-  row.mail().send(row.values_of(row.step, cluster_rank()) + warp_of_thread(), token, rank);
+  row.exchange.mail().send(row.exchange.own_values() + warp_of_thread(), token, rank);
 }
 
 /// Tells all CTAs the mass, in this part, of the elements before each token: larger ones, and equal
@@ -231,9 +232,9 @@ __device__ void publish_sums_before(Row& row, const uint64_t (&tokens)[kClusterT
     for (int v = 0; v < kValues; ++v) {
       sums[v] = sum_of_warp(lane < kRowWarps ? row.shared.sums[lane][v] : 0);
     }
-    row.publish(sums);
+    row.exchange.publish(sums);
   }
-  row.receive();
+  row.exchange.receive();
 }
 
 }  // namespace flashplan::cuda

@@ -40,11 +40,11 @@ __device__ void draw(Row& row, const Cut& cut) {
     row.publish_sums();
   }
   if (warp == 0) {
-    uint64_t mass = row.value_of_rank(0);
-    uint64_t ties = row.value_of_rank(1);
+    uint64_t mass = row.exchange.value_of_rank(0);
+    uint64_t ties = row.exchange.value_of_rank(1);
     if (row.has_candidates) {
       const bool is_rank = lane < cluster_size();
-      mass = is_rank ? row.value_of_rank(3) + row.shared.warp_values[lane][0] : 0;
+      mass = is_rank ? row.exchange.value_of_rank(3) + row.shared.warp_values[lane][0] : 0;
       ties = is_rank ? row.shared.warp_values[lane][1] : 0;
     }
     const Place place = pick(row, mass, ties, 0, cut, tie, [&](uint64_t total) {

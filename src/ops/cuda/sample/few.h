@@ -112,14 +112,14 @@ __device__ void send_largest(Row& row, uint32_t key) {
   const uint32_t second = __reduce_max_sync(~0U, lane == first_lane ? 0U : key);
   if (lane >= cluster_size()) return;
   uint64_t* to = &row.shared.largest[cluster_rank()][warp_of_thread()];
-  row.mail().send(to, uint64_t{first} << 32 | second, lane);
+  row.exchange.mail().send(to, uint64_t{first} << 32 | second, lane);
 }
 
 /// Waits for what the warps of all CTAs have sent. Returns the row's largest key.
 template <class Row>
 __device__ uint32_t receive_largest(Row& row) {
-  row.expect(sizeof(row.shared.largest[0]));
-  row.receive();
+  row.exchange.expect(sizeof(row.shared.largest[0]));
+  row.exchange.receive();
   uint32_t key = 0;
 #pragma unroll
   for (int i = 0; i < kLargest; ++i)
@@ -216,9 +216,9 @@ __device__ bool gather_from(Row& row, float low) {
     }
   });
   __syncthreads();
-  if (warp_of_thread() == 0) row.publish({row.shared.num_candidates, 0, 0, 0});
-  row.receive();
-  const auto num = static_cast<uint32_t>(row.value_of_rank(0));
+  if (warp_of_thread() == 0) row.exchange.publish({row.shared.num_candidates, 0, 0, 0});
+  row.exchange.receive();
+  const auto num = static_cast<uint32_t>(row.exchange.value_of_rank(0));
   const uint32_t sent = min(num, static_cast<uint32_t>(share));
   if (cluster_rank() == 0) {
     const uint32_t all = __reduce_add_sync(~0U, sent);

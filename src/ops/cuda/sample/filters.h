@@ -55,7 +55,7 @@ template <class Row>
 __device__ uint64_t count_row(Row& row) {
   sum_segments(row, sampling::keep_all(0));
   row.publish_sums();
-  const uint64_t all = sum_of_warp(row.value_of_rank(0));
+  const uint64_t all = sum_of_warp(row.exchange.value_of_rank(0));
   if (row.p.joint && threadIdx.x == 0) row.shared.counted = all;
   return all;
 }

@@ -39,13 +39,13 @@ __device__ Bin find_bin_of_row(Row& row, uint64_t above, const WantedOf& wanted_
   const int own_rank = cluster_rank();
   const Bins& bins = row.shared.bins;
   __syncthreads();
-  row.expect(kGroups * sizeof(uint64_t));
+  row.exchange.expect(kGroups * sizeof(uint64_t));
 #pragma unroll 1
   for (int group = warp_of_thread(); group < kGroups; group += kRowWarps) {
     const uint64_t sum = sum_of_warp(bins.sum_of_group(group));
-    if (lane < ranks) row.mail().send(row.groups + own_rank * kGroups + group, sum, lane);
+    if (lane < ranks) row.exchange.mail().send(row.groups + own_rank * kGroups + group, sum, lane);
   }
-  row.receive();
+  row.exchange.receive();
   Bin bin{};
   bool is_reached = true;
   if (warp_of_thread() == 0) {
@@ -74,14 +74,14 @@ __device__ Bin find_bin_of_row(Row& row, uint64_t above, const WantedOf& wanted_
   row.lists_have_bins = ranks <= kMaxCluster / 2;
   uint64_t* of_ranks = row.lists_have_bins ? reinterpret_cast<uint64_t*>(row.shared.candidates)
                                            : row.groups + ranks * kGroups;
-  row.expect(kGroupBins * sizeof(uint64_t));
+  row.exchange.expect(kGroupBins * sizeof(uint64_t));
   const int index = bin.index * kGroupBins + kGroupBins - 1 - lane;
   const uint64_t own = bins.sum(index);
 #pragma unroll 1
   for (int rank = warp_of_thread(); rank < ranks; rank += kRowWarps) {
-    row.mail().send(of_ranks + own_rank * kGroupBins + lane, own, rank);
+    row.exchange.mail().send(of_ranks + own_rank * kGroupBins + lane, own, rank);
   }
-  row.receive();
+  row.exchange.receive();
   if (warp_of_thread() == 0) {
     uint64_t sum = 0;
 #pragma unroll 8

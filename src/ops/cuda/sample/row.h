@@ -8,7 +8,7 @@
 
 #include "flashplan/sampling.h"
 #include "ops/cuda/formats.h"
-#include "ops/cuda/sample/mailbox.h"
+#include "ops/cuda/sample/exchange.h"
 #include "ops/cuda/sample/row_bins.h"
 #include "ops/cuda/sample/row_part.h"
 #include "ops/sampling_math.h"
@@ -133,8 +133,8 @@ struct SampleRow {
                        float* memory)
       : p(p),
         shared(shared),
-        values(reinterpret_cast<uint64_t*>(memory + (kHeld ? split.part : 0))),
-        groups(values + cluster_size() * (2 * kValues)),
+        exchange(shared.mail, reinterpret_cast<uint64_t*>(memory + (kHeld ? split.part : 0))),
+        groups(exchange.end()),
         part({p.logits, p.row_stride, p.bias, p.bias_stride}, p.logits_row(index()), p.vocab, split,
              memory, kFromProbs ? 0.0F : -INFINITY) {}
 
@@ -235,10 +235,10 @@ struct SampleRow {
     __syncthreads();
     if (warp_of_thread() == 0) {
       const uint32_t of_warp = lane < kRowWarps ? shared.warp_keys[lane] : 0;
-      publish({__reduce_max_sync(~0U, of_warp), 0, 0, 0});
+      exchange.publish({__reduce_max_sync(~0U, of_warp), 0, 0, 0});
     }
-    receive();
-    return __reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(0)));
+    exchange.receive();
+    return __reduce_max_sync(~0U, static_cast<uint32_t>(exchange.value_of_rank(0)));
   }
 
   /// The sum over the threads of the CTA of values whose sum is below 2^54. All threads call it.
@@ -261,50 +261,14 @@ struct SampleRow {
       for (int v = 0; v < 2; ++v) {
         values[v] = sum_of_warp(lane < kRowWarps ? shared.warp_values[lane][v] : 0);
       }
-      publish(values);
+      exchange.publish(values);
     }
-    receive();
-  }
-
-  // In a step each CTA of the cluster sends values to all CTAs, itself among them, and waits until
-  // the values of all CTAs have come. Steps use two mailboxes and two arrays of values in turn. A
-  // CTA reads what came in a step before it sends in the next one, and no CTA ends a step before
-  // all have sent. So an array has been read when it is written again two steps later.
-
-  /// Sends values to all CTAs of the cluster. Warp 0 calls it after a barrier of the CTA; then all
-  /// threads call receive().
-  __device__ void publish(const uint64_t (&values)[kValues]) {
-    expect(sizeof(values));
-    const int rank = lane_of_thread();
-    if (rank >= cluster_size()) return;
-    uint64_t* to = values_of(step, cluster_rank());
-    for (int v = 0; v < kValues; v += 2) mail().send(to + v, values[v], values[v + 1], rank);
-  }
-
-  __device__ Mailbox& mail() { return shared.mail[step % 2]; }
-  /// Says that each CTA of the cluster sends `bytes` to this one in this step. Warp 0 calls it.
-  __device__ void expect(int bytes) {
-    if (threadIdx.x == 0) mail().expect(static_cast<uint32_t>(bytes * cluster_size()));
-  }
-  /// Waits until what all CTAs send to this one in this step has come, and ends the step.
-  __device__ void receive() {
-    mail().wait(step / 2 % 2);
-    ++step;
-  }
-
-  /// Value `v` that the CTA of this lane's number sent in the last step; 0 where there is none.
-  __device__ uint64_t value_of_rank(int v) const {
-    const int lane = lane_of_thread();
-    return lane < cluster_size() ? values_of(step - 1, lane)[v] : 0;
-  }
-  /// What a CTA sent in a step.
-  __device__ uint64_t* values_of(unsigned step, int rank) const {
-    return values + (static_cast<int>(step % 2) * cluster_size() + rank) * kValues;
+    exchange.receive();
   }
 
   const SampleParams& p;
   SampleShared& shared;
-  uint64_t* values;  // [2][CTAs][kValues], of two steps
+  Exchange<kValues> exchange;
   uint64_t* groups;  // of the bins of each rank
   RowPart<kDType, kHeld> part;
   sampling::Scale scale{};
@@ -318,7 +282,6 @@ struct SampleRow {
   bool has_too_many = false;        // whether the lists lack some candidates
   bool has_candidates = false;      // in complete lists; masses above them are known
   bool has_all_candidates = false;  // and no kept element is above them
-  unsigned step = 0;                // of the exchange
 };
 
 }  // namespace flashplan::cuda

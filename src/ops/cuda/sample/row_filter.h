@@ -72,9 +72,9 @@ class RowFilter {
     const auto own = sum_segments(row_, cut);
     row_.publish_sums();
     const int lane = lane_of_thread();
-    const uint64_t above = sum_of_warp(row_.value_of_rank(0));
+    const uint64_t above = sum_of_warp(row_.exchange.value_of_rank(0));
     const uint64_t total = above + uint64_t{cut.num_ties} * row_.weight_of_tie(cut);
-    const uint64_t passed = sum_of_warp(lane < cluster_rank() ? row_.value_of_rank(1) : 0);
+    const uint64_t passed = sum_of_warp(lane < cluster_rank() ? row_.exchange.value_of_rank(1) : 0);
     const uint64_t left = cut.num_ties > passed ? cut.num_ties - passed : 0;
     const uint64_t of_warp = lane < kRowWarps ? row_.shared.warp_values[lane][1] : 0;
     const uint64_t before =
@@ -198,10 +198,10 @@ class RowFilter {
     __syncthreads();
     for_each_top([&](int, uint32_t) { atomicAdd(&row_.shared.num_candidates, 1U); });
     __syncthreads();
-    if (warp_of_thread() == 0) row_.publish({row_.shared.num_candidates, 0, 0, 0});
-    row_.receive();
+    if (warp_of_thread() == 0) row_.exchange.publish({row_.shared.num_candidates, 0, 0, 0});
+    row_.exchange.receive();
     const uint64_t before =
-        sum_of_warp(lane_of_thread() < cluster_rank() ? row_.value_of_rank(0) : 0);
+        sum_of_warp(lane_of_thread() < cluster_rank() ? row_.exchange.value_of_rank(0) : 0);
     if (threadIdx.x == 0) row_.shared.num_candidates = static_cast<uint32_t>(before);
     __syncthreads();
     for_each_top([&](int i, uint32_t key) {

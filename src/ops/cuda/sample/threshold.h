@@ -38,7 +38,7 @@ __device__ void gather_candidates(Row& row, const Range& range) {
     row.shared.most = 0;
   }
   __syncthreads();
-  if (row.lists_have_bins && warp_of_thread() == 0) row.publish({});
+  if (row.lists_have_bins && warp_of_thread() == 0) row.exchange.publish({});
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x) * 4; i < row.part.count(); i += kRowThreads * 4) {
     float x[4];
@@ -61,7 +61,7 @@ __device__ void gather_candidates(Row& row, const Range& range) {
     }
   }
   __syncthreads();
-  if (row.lists_have_bins) row.receive();  // all CTAs have read the bins
+  if (row.lists_have_bins) row.exchange.receive();  // all CTAs have read the bins
   row.lists_have_bins = false;
   const auto num_own = static_cast<int>(row.shared.num_candidates);  // too low if not all fit
   const bool fits = num_own <= share;
@@ -89,9 +89,9 @@ __device__ void gather_candidates(Row& row, const Range& range) {
     const uint64_t values[kValues] = {static_cast<uint64_t>(num_own),
                                       __reduce_max_sync(~0U, ~least), __reduce_max_sync(~0U, most),
                                       row.shared.own_above};
-    row.publish(values);
+    row.exchange.publish(values);
   }
-  row.receive();
+  row.exchange.receive();
   if (warp_of_thread() == 0) {
     const bool is_other = lane < cluster_size() && lane != cluster_rank();
     const int keys = is_other ? sent_of(num_candidates_of(row, lane)) : 0;
@@ -99,10 +99,10 @@ __device__ void gather_candidates(Row& row, const Range& range) {
     if (lane == 0) row.shared.lists.expect(bytes);
   }
   row.shared.lists.wait(row.num_gathers++ % 2);
-  row.has_too_many = __reduce_max_sync(~0U, static_cast<uint32_t>(row.value_of_rank(0))) >
+  row.has_too_many = __reduce_max_sync(~0U, static_cast<uint32_t>(row.exchange.value_of_rank(0))) >
                      static_cast<uint32_t>(share);
-  row.least = ~__reduce_max_sync(~0U, static_cast<uint32_t>(row.value_of_rank(1)));
-  row.most = __reduce_max_sync(~0U, static_cast<uint32_t>(row.value_of_rank(2)));
+  row.least = ~__reduce_max_sync(~0U, static_cast<uint32_t>(row.exchange.value_of_rank(1)));
+  row.most = __reduce_max_sync(~0U, static_cast<uint32_t>(row.exchange.value_of_rank(2)));
 }
 
 template <bool kByValue, class Row>
@@ -156,7 +156,7 @@ __device__ void for_each_candidate(Row& row, const Body& body) {
 
 template <class Row>
 __device__ int num_candidates_of(Row& row, int rank) {
-  return static_cast<int>(row.values_of(row.step - 1, rank)[0]);
+  return static_cast<int>(row.exchange.value_of(rank, 0));
 }
 
 /// Finds the threshold among the candidates. `above`: the count or mass above all candidates.
