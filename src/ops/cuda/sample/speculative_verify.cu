@@ -7,6 +7,7 @@
 #include "flashplan/sampling.h"
 #include "ops/cuda/formats.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/sample/exchange.h"
 #include "ops/cuda/sample/row_bins.h"
 #include "ops/cuda/sample/verify_residual.h"
 #include "ops/operators.h"
@@ -15,10 +16,13 @@
 namespace flashplan::cuda {
 namespace {
 
+constexpr int kValues = 2;  // that CTAs tell each other at once
+
 /// Each CTA of a cluster has a copy of all but what is for the exchange.
 struct Shared {
-  uint64_t values[2][kMaxCluster][3];  // of CTAs. Two sets, since a CTA may be a step ahead
-  uint64_t warp_values[kRowWarps][3];
+  Mailbox mail[2];
+  alignas(16) uint64_t values[2][kMaxCluster][kValues];  // of CTAs
+  uint64_t warp_values[kRowWarps][kValues];
   Rejected rejected[kMaxDrafts];
   int32_t tokens[kMaxDrafts];
   int32_t parents[kMaxDrafts];
@@ -26,21 +30,6 @@ struct Shared {
   bool is_accepted_first[kMaxDrafts];  // where no draft of the same parent was rejected
 };
 static_assert(sizeof(Shared) <= 16 * 1024);
-
-struct Sum {
-  static __device__ uint64_t of(uint64_t a, uint64_t b) { return a + b; }
-};
-struct Max {
-  static __device__ uint64_t of(uint64_t a, uint64_t b) { return a > b ? a : b; }
-};
-
-template <class Op>
-__device__ uint64_t reduce_warp(uint64_t value) {
-  for (int distance = 16; distance > 0; distance /= 2) {
-    value = Op::of(value, __shfl_xor_sync(~0U, value, distance));
-  }
-  return value;
-}
 
 /// Verifies the drafts of one request. All threads of the cluster make all calls together.
 template <DType kDType, bool kHeld>
@@ -51,13 +40,18 @@ class Verifier {
       : p_(params.p),
         request_(request),
         shared_(shared),
-        part_(params, request, shared.rejected, memory) {}
+        part_(params, request, shared.rejected, memory),
+        exchange_(shared.mail, &shared.values[0][0][0]) {}
 
   __device__ void run() {
+    if (threadIdx.x == 0) {
+      for (Mailbox& mailbox : shared_.mail) mailbox.init();
+      Mailbox::fence_init();
+    }
+    cluster_arrive_relaxed();
     SampleError error = read_drafts();
+    cluster_wait();  // all CTAs have begun: their shared memory can be written to
     if (error == SampleError::kNone) error = walk();
-    // A CTA's shared memory must live until all have read it.
-    cluster_sync();
     if (cluster_rank() == 0) write(error);
   }
 
@@ -137,12 +131,10 @@ class Verifier {
 
   /// Reduces over the cluster what its threads found; leaves the largest value.
   __device__ bool is_distribution(float largest, bool fits, uint64_t total) {
-    uint64_t extremes[3] = {sampling::key_of(largest), fits ? 0U : 1U, 0U};
-    uint64_t totals[3] = {total, 0U, 0U};
-    all_reduce<Max>(extremes);
-    all_reduce<Sum>(totals);
-    largest_ = sampling::value_of(static_cast<uint32_t>(extremes[0]));
-    return extremes[1] == 0 && sampling::sums_to_one(totals[0], 1.0F);
+    constexpr uint32_t kKeyOfMisfit = ~0U;
+    const KeyAndSum found = reduce({fits ? sampling::key_of(largest) : kKeyOfMisfit, total});
+    largest_ = sampling::value_of(found.key);
+    return found.key != kKeyOfMisfit && sampling::sums_to_one(found.sum, 1.0F);
   }
 
   /// Takes a draft's distribution off the row, whose sum is `sum`. False: a row is no distribution.
@@ -201,12 +193,11 @@ class Verifier {
   }
 
   __device__ uint64_t total_weight() {
-    uint64_t values[3] = {};
+    uint64_t sum = 0;
     for (int i = static_cast<int>(threadIdx.x); i < part_.count(); i += kRowThreads) {
-      values[0] += weight(i);
+      sum += weight(i);
     }
-    all_reduce<Sum>(values);
-    return values[0];
+    return reduce({0, sum}).sum;
   }
 
   /// Draws a token from the row; the thread that finds the token writes it. The search goes over
@@ -220,32 +211,15 @@ class Verifier {
     const int end = min(begin + segment, part_.count());
     uint64_t sum = 0;
     for (int i = begin + lane; i < end; i += 32) sum += weight(i);
-    sum = reduce_warp<Sum>(sum);
-    if (lane == 0) shared_.warp_values[warp][0] = sum;
-    __syncthreads();
-    uint64_t of_cta[3] = {};
-    for (int w = 0; w < kRowWarps; ++w) of_cta[0] += shared_.warp_values[w][0];
-    const int set = step_ % 2;
-    publish(of_cta, set);
-    cluster_sync();
-    ++step_;
-
-    uint64_t total = 0;
-    for (int rank = 0; rank < cluster_size(); ++rank) total += shared_.values[set][rank][0];
-    uint64_t target = sampling::high_product(random, total);
-    for (int rank = 0; rank < cluster_rank(); ++rank) {
-      const uint64_t passed = shared_.values[set][rank][0];
-      if (target < passed) return;  // the token is in a CTA before
-      target -= passed;
-    }
-    if (target >= of_cta[0]) return;
-    for (int w = 0; w < warp; ++w) {
-      const uint64_t passed = shared_.warp_values[w][0];
-      if (target < passed) return;
-      target -= passed;
-    }
-    if (target >= sum) return;
-
+    reduce({0, sum});
+    const uint64_t of_rank = exchange_.value_of_rank(1);
+    uint64_t target = sampling::high_product(random, sum_of_warp(of_rank));
+    const BinOfLanes cta = find_lane(of_rank, 0, target + 1);
+    if (cta.lane != cluster_rank()) return;
+    const uint64_t of_warp = lane < kRowWarps ? shared_.warp_values[lane][1] : 0;
+    const BinOfLanes own = find_lane(of_warp, cta.above, target + 1);
+    if (own.lane != warp) return;
+    target -= own.above;
     for (int first = begin; first < end; first += 32) {
       const int i = first + lane;
       const uint64_t passed = sum_to_lane(i < end ? weight(i) : 0U);
@@ -258,38 +232,31 @@ class Verifier {
     }
   }
 
-  /// Reduces over all threads of the cluster; all get the results.
-  template <class Op>
-  __device__ void all_reduce(uint64_t (&values)[3]) {
-    for (uint64_t& value : values) value = reduce_warp<Op>(value);
-    if (lane_of_thread() == 0) {
-      for (int v = 0; v < 3; ++v) shared_.warp_values[warp_of_thread()][v] = values[v];
+  struct KeyAndSum {
+    uint32_t key;
+    uint64_t sum;
+  };
+  /// The largest key, and the sum of sums below 2^54, over all threads of the cluster. All of them
+  /// call it. Leaves those of warps in shared_.warp_values.
+  __device__ KeyAndSum reduce(KeyAndSum own) {
+    const int lane = lane_of_thread();
+    own = reduce_warp(own);
+    if (lane == 0) {
+      shared_.warp_values[warp_of_thread()][0] = own.key;
+      shared_.warp_values[warp_of_thread()][1] = own.sum;
     }
     __syncthreads();
-    for (int v = 0; v < 3; ++v) {
-      values[v] = shared_.warp_values[0][v];
-      for (int w = 1; w < kRowWarps; ++w) values[v] = Op::of(values[v], shared_.warp_values[w][v]);
+    if (warp_of_thread() == 0) {
+      const uint64_t (&of_warp)[kValues] = shared_.warp_values[min(lane, kRowWarps - 1)];
+      own = reduce_warp({static_cast<uint32_t>(of_warp[0]), lane < kRowWarps ? of_warp[1] : 0});
+      exchange_.publish({own.key, own.sum});
     }
-    const int set = step_ % 2;
-    publish(values, set);
-    cluster_sync();  // warp_values may be written again, too
-    ++step_;
-    for (int v = 0; v < 3; ++v) {
-      values[v] = shared_.values[set][0][v];
-      for (int rank = 1; rank < cluster_size(); ++rank) {
-        values[v] = Op::of(values[v], shared_.values[set][rank][v]);
-      }
-    }
+    exchange_.receive();
+    return reduce_warp(
+        {static_cast<uint32_t>(exchange_.value_of_rank(0)), exchange_.value_of_rank(1)});
   }
-
-  /// Writes this CTA's values to all CTAs of the cluster, which may read them after the next
-  /// cluster_sync(). The steps alternate between two sets: when a set is written again, all CTAs
-  /// have passed the barrier of the step between, so they have read it.
-  __device__ void publish(const uint64_t (&values)[3], int set) {
-    const int rank = static_cast<int>(threadIdx.x);
-    if (rank >= cluster_size()) return;
-    uint64_t* to = shared_of(&shared_.values[set][cluster_rank()][0], rank);
-    for (int v = 0; v < 3; ++v) to[v] = values[v];
+  static __device__ KeyAndSum reduce_warp(const KeyAndSum& own) {
+    return {__reduce_max_sync(~0U, own.key), sum_of_warp(own.sum)};
   }
 
   const VerifyParams& p_;
@@ -299,7 +266,7 @@ class Verifier {
   sampling::Scale scale_{};
   int32_t num_accepted_ = 0;
   float largest_ = 0.0F;
-  int step_ = 0;  // of the exchange
+  Exchange<kValues> exchange_;
 };
 
 template <DType kDType, bool kHeld>

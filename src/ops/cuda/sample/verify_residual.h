@@ -59,7 +59,6 @@ class Residual {
   __device__ void load(const Body& body) {
     num_rejected = 0;
     part_.load(body);
-    cluster_sync();  // all CTAs have begun: their shared memory can be written to
   }
 
   __device__ int32_t begin() const { return part_.begin(); }

@@ -42,6 +42,11 @@ class Mailbox {
   }
 
  private:
+  /// The variable of CTA `rank` that is `own` in this CTA.
+  template <class T>
+  static T* shared_of(T* own, int rank) {
+    return cooperative_groups::this_cluster().map_shared_rank(own, rank);
+  }
   void receive(int bytes) {
     const std::lock_guard lock(mutex_);
     balance_ += bytes;
