@@ -194,6 +194,7 @@ class RowPart {
     Word<kDType, kVec> words[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) words[u] = __ldcs(words_at(first) + u * 32);
+    __syncwarp();  // or the compiler loads some words only when the first one has come
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       float values[kVec];
