@@ -113,7 +113,7 @@ inline void compare(const Rows& all, const Settings& settings, int32_t vocab,
     const bool same_logprob =
         !settings.has_logprobs ||
         (wanted.error != SampleError::kNone ? std::isnan(logprobs[row])
-                                            : std::fabs(logprobs[row] - wanted.logprob) <= 1e-6F);
+                                            : std::fabs(logprobs[row] - wanted.logprob) <= 5e-6F);
     if (ids[row] == wanted.id && status[row] == static_cast<int32_t>(wanted.error) &&
         same_logprob) {
       continue;

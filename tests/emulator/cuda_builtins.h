@@ -129,8 +129,10 @@ inline float __fmul_rn(float a, float b) { return simt_number(a * b); }
 inline float __fdiv_rn(float a, float b) { return simt_number(a / b); }
 inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 template <class T>
 T __ldcs(const T* from) {
   return *from;

@@ -156,6 +156,41 @@ TEST(rows_with_top_p) {
   cuda::emulated_facts.num_sms = 132;
 }
 
+/// One CTA finds a threshold wherever it is: below the bins, which begin at the first elements of a
+/// row; above them, among more elements than a warp has lanes; and among so many that the list of
+/// those near it does not hold them, whether these are equal or not.
+TEST(thresholds_outside_of_bins_and_lists) {
+  constexpr int32_t kVocab = 128'256;
+  Rows rows;
+  std::mt19937 random(20);
+  std::normal_distribution<float> normal;
+  const auto add = [&](const char* name, auto value) -> std::vector<float>& {
+    rows.names.emplace_back(name);
+    rows.rows.emplace_back();
+    for (int32_t i = 0; i < kVocab; ++i) rows.rows.back().push_back(value(i));
+    return rows.rows.back();
+  };
+  add("below the bins", [&](int) { return 3.0F * normal(random); })[5] = 16.0F;
+  std::vector<float>& above = add("above the bins", [&](int) { return normal(random); });
+  for (size_t i = 0; i < 150; ++i) above[20'000 + i * 700] = 12.0F + static_cast<float>(i) * 0.001F;
+  add("many near it", [&](int) { return 5.0F + 0.002F * normal(random); });
+  add("two values", [&](int i) { return i % 3 == 0 ? 0x1.000002p0F : 1.0F; });
+  add("peaked", [&](int) { return 16.0F * normal(random); });
+  add("masked at first", [&](int i) { return i < 20'000 ? -kInfinity : 20 + 3 * normal(random); });
+  cuda::emulated_facts.num_sms = 4;
+  EachRow each;
+  each.temperatures.assign(rows.rows.size(), 1.1F);
+  for (const auto& top_ps : {std::array{0.9988F, 0.7F}, {0.41F, 0.99F}, {0.3F, 0.2F}}) {
+    each.top_ps.clear();
+    for (size_t r = 0; r < rows.rows.size(); ++r) each.top_ps.push_back(top_ps[r % 2]);
+    compare(rows, {"logprobs"}, kVocab, false, DType::kFloat32, nullptr, 0, each);
+    compare(rows, {"no logprobs", 1.0F, INT32_MAX, 1.0F, 0.0F, false}, kVocab, false,
+            DType::kFloat32, nullptr, 0, each);
+  }
+  for (const int32_t top_k : {1000, 100'000}) compare(rows, {"top-k", 1.0F, top_k}, kVocab);
+  cuda::emulated_facts.num_sms = 132;
+}
+
 /// Top-p counts what top-k and min-p drop, too.
 TEST(joint_filters) {
   constexpr Settings kJoint[] = {

@@ -61,7 +61,7 @@ class SampleCounted : SummedRow<kDType, kFromProbs> {
         return counted;
       }
     }
-    return {false, counted.token, random, bins_, exact_, total_, sum_of_warp(mass_of_lane())};
+    return {false, counted.token, random, bins_, exact_, total_, this->listed_mass_before(0)};
   }
 
  private:
@@ -75,9 +75,7 @@ class SampleCounted : SummedRow<kDType, kFromProbs> {
   using Base::kLastSummed;
   using Base::kMostTries;
   using Base::kVec;
-  using Base::listed_of_lane;
   using Base::mass_of_bin;
-  using Base::mass_of_lane;
   using Base::p_;
   using Base::place_of_base_;
   using Base::place_of_largest_;
@@ -188,9 +186,8 @@ class SampleCounted : SummedRow<kDType, kFromProbs> {
     const int bin = bins_.bin_of(value);
     // The listed elements, those of the last bin, can be compared with the token.
     const bool is_listed = bin == Values::kBins - 1;
-    const uint64_t order = token ^ 0xffffffffU;
     Bounds bounds;
-    bounds.least = sum_of_warp(!is_listed || listed_of_lane() > order ? mass_of_lane() : 0);
+    bounds.least = this->listed_mass_before(is_listed ? token ^ 0xffffffffU : 0);
     bounds.most = bounds.least;
     if (!is_listed) {
       const int thread = (Values::kBins - 1 - bin) / kBinsOfThread;
@@ -207,7 +204,7 @@ class SampleCounted : SummedRow<kDType, kFromProbs> {
       if (bin == 0) bounds.most = uint64_t{1} << 53;  // its elements are not summed
     }
     const bool has_places = Values::is_place(place_of_base_) && Values::is_place(place_of_largest_);
-    if (has_places && shared_.num_listed <= 32) return bounds;
+    if (has_places && shared_.num_listed <= kMostAboveBins) return bounds;
     return {0, uint64_t{1} << 53};
   }
 

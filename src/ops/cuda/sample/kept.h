@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What top-p or top-k keeps of a row that one CTA reads, exactly. The bins of SampleCounted tell in
-// which narrow range of values the threshold is. The CTA reads the row a second time: it adds up
-// the weights above the range by blocks, and lists the elements in it. The threshold is then found
-// in the list.
+// What top-p or top-k keeps of a row that one CTA reads. The bins of SampleCounted tell in which
+// narrow range of values the threshold is. The CTA reads the row a second time: it adds up the
+// weights above the range by blocks, and lists the elements in it. The threshold is then found in
+// the list. Where the range has more elements than the list, the CTA reads the row again to divide
+// the range. Where only the mass of what top-p keeps is wanted, and the weight of one element at
+// the threshold is next to nothing of it, the row is not read a second time.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "ops/cuda/sample/counted.h"
 
@@ -33,17 +36,28 @@ class KeptOfRow {
         elements_({p.logits, p.row_stride, p.bias, p.bias_stride}, p.logits_row(row), p.vocab,
                   kFromProbs ? 0.0F : -INFINITY) {}
 
-  /// Finds the threshold of top-k or top-p, one of which is given. Returns false if it is not in
-  /// the range that the bins tell, or if the list has no room for all elements of the range.
-  __device__ bool find_threshold() {
-    if (!Values::is_place(counted_.bins.place_of(counted_.scale.largest))) return false;
-    const Range range = find_range();
-    read(range);
-    // If all are equal and the token is known, the list is not needed.
-    if (num_listed() > kMostListed && (keys_.least != keys_.most || counted_.token == 0)) {
-      return false;
+  /// Finds the threshold of top-k or top-p, one of which is given, or only the mass that top-p
+  /// keeps if that is all that write_token() needs.
+  __device__ void find_threshold() {
+    Range range = everything();
+    if (are_bins_usable()) {
+      range = find_range();
+      if (estimate_mass(range)) return;
     }
-    return find_cut();
+#pragma unroll 1
+    for (;;) {
+      read(range);
+      const bool are_all_listed = num_listed() <= kMostListed;
+      const uint64_t amount = are_all_listed ? read_listed() : find_keys(range);
+      if (!are_all_listed && keys_.least != keys_.most) {
+        range = divide();
+        continue;
+      }
+      const uint64_t above = amount_above();
+      if (above < wanted_amount() && wanted_amount() <= above + amount) break;
+      range = everything();
+    }
+    find_cut();
   }
   /// Keeps all elements of at least this weight.
   __device__ void keep_all(uint32_t min_weight) {
@@ -67,8 +81,16 @@ class KeptOfRow {
   static constexpr int kBlock = Part::kBlock;
   static_assert(kBlock >= sampling::kBlock, "so that blocks have places in the entries");
   static constexpr int kMostListed = kValueBins / 2;
+  /// A bit for each element that a thread has of a block.
+  using Bits = std::conditional_t<Part::kUnroll * kVec <= 32, uint32_t, uint64_t>;
 
   // --- The range of the threshold ---
+
+  static __device__ Range everything() { return {-INFINITY, INFINITY}; }
+  __device__ bool are_bins_usable() const {
+    const bool has_all = cluster_size() == 1 && shared_.num_listed <= kMostAboveBins;
+    return has_all && Values::is_place(counted_.bins.place_of(counted_.scale.largest));
+  }
 
   /// The range of values that contains the threshold, as far as sums of bins tell.
   __device__ Range find_range() {
@@ -114,6 +136,21 @@ class KeptOfRow {
     return wanted + sign_of_error * (2.0 * Values::kError * wanted + rounding);
   }
 
+  /// Sets the mass that top-p keeps, if nothing else is needed and the bins tell it well enough, as
+  /// they do wherever the threshold is below them. This mass is top-p's part of the row's mass and
+  /// less than one element more, whose weight may be 2^-18 of it. So its logarithm is known up to
+  /// 2^-19, and up to what small weights lose where they are rounded.
+  __device__ bool estimate_mass(const Range& range) {
+    if (by_count_ || counted_.token == 0 || !(range.high < INFINITY)) return false;
+    const double of_row = static_cast<double>(counted_.total) /
+                          (kFromProbs ? static_cast<double>(counted_.scale.largest) : 1.0);
+    const double wanted = static_cast<double>(p_.top_p.of(row_)) * of_row;
+    const double of_one = weight_of(range.high);  // the weight of an element, at most
+    if (of_one * 0x1p18 > wanted) return false;
+    above_ = static_cast<uint64_t>(wanted + of_one / 2);
+    return true;
+  }
+
   // --- The second reading ---
 
   __device__ uint32_t weight_of(float x) const {
@@ -123,81 +160,114 @@ class KeptOfRow {
   }
 
   __device__ int num_blocks() const { return (p_.vocab - 1) / kBlock + 1; }
+  /// Sums up the row and what is above the range, and lists the ids of the elements in the range.
   __device__ void read(const Range& range) {
-    if (threadIdx.x == 0) {
-      common_.num_candidates = 0;
-      common_.least = ~0U;
-      common_.most = 0;
-    }
+    __syncthreads();  // all have read the list and how long it is
+    if (threadIdx.x == 0) common_.num_candidates = 0;
     __syncthreads();
     uint64_t all = 0;
-    uint64_t above = 0;     // the range
-    uint64_t of_block = 0;  // of `above`
+    uint64_t above = 0;  // the range
     uint32_t num_above = 0;
-    KeyRange keys{~0U, 0U};
     // The end of the row was read last, so that L2 may still have it.
 #pragma unroll 1
     for (int block = num_blocks() - 1 - warp_of_thread(); block >= 0; block -= kRowWarps) {
+      const int first = block * kBlock + lane_of_thread() * kVec;
+      uint64_t of_block = 0;  // of `above`
+      Bits are_above = 0;
+      Bits in_range = 0;
       elements_.read_block(block, [&](const float (&x)[kVec], int i) {
-        bool any_in = false;
+        const int place = (i - first) / 32;  // among the thread's elements of the block
 #pragma unroll
         for (int e = 0; e < kVec; ++e) {
           const uint32_t weight = weight_of(x[e]);
           const bool is_above = x[e] >= range.high;
           all += weight;
           of_block += is_above ? weight : 0U;
-          num_above += is_above ? 1U : 0U;
-          any_in = any_in || (!is_above && x[e] >= range.low);
+          const Bits bit = Bits{1} << (place + e);
+          are_above |= is_above ? bit : Bits{0};
+          in_range |= !is_above && x[e] >= range.low ? bit : Bits{0};
         }
-        if (__ballot_sync(~0U, any_in) != 0) list(x, i, range, keys);
       });
       const uint64_t sum = sum_of_warp(of_block);
       if (lane_of_thread() == 0) shared_.plain.entries[block] = sum;
       above += of_block;
-      of_block = 0;
+      num_above += num_bits(are_above);
+      list(first, in_range);
     }
+    all_ = sum_of_cta(all);
+    above_ = sum_of_cta(above);
+    num_above_ = sum_of_cta(num_above);
+  }
+  /// Lists those of the thread's elements of a block whose bits are set. Where there are too many
+  /// in the row, it only matters that there are.
+  __device__ void list(int first, Bits elements) {
+    if (num_listed() > kMostListed) return;
+#pragma unroll 1
+    for (; elements != 0; elements &= elements - 1) {
+      const int place = first_bit(elements);
+      const int id = first + place / kVec * 32 * kVec + place % kVec;
+      if (id >= p_.vocab) return;
+      const uint32_t number = atomicAdd(&common_.num_candidates, 1U);
+      if (number < kMostListed) listed()[number] = static_cast<uint32_t>(id);
+    }
+  }
+  static __device__ int first_bit(Bits bits) {
+    return sizeof(Bits) == 8 ? __ffsll(static_cast<long long>(bits)) - 1
+                             : __ffs(static_cast<int>(bits)) - 1;
+  }
+  static __device__ uint32_t num_bits(Bits bits) {
+    return static_cast<uint32_t>(sizeof(Bits) == 8 ? __popcll(bits)
+                                                   : __popc(static_cast<uint32_t>(bits)));
+  }
+  /// Reads the listed elements, whose ids are known. Returns what they add to what the filter
+  /// counts.
+  __device__ uint64_t read_listed() {
+    KeyRange keys{~0U, 0U};
+    uint64_t amount = 0;
+    for_each([&](uint64_t& element) {
+      const float x = elements_.at(static_cast<int>(id_in(element)));
+      const uint32_t key = key_of(x);
+      keys = {min(keys.least, key), max(keys.most, key)};
+      amount += amount_of(x);
+      element |= uint64_t{key} << 32;
+    });
+    share_keys(keys);
+    return sum_of_cta(amount);
+  }
+  /// Sets keys_ to the smallest and the largest of all threads' keys.
+  __device__ void share_keys(KeyRange keys) {
+    if (threadIdx.x == 0) {
+      common_.least = ~0U;
+      common_.most = 0;
+    }
+    __syncthreads();
     keys.least = ~__reduce_max_sync(~0U, ~keys.least);
     keys.most = __reduce_max_sync(~0U, keys.most);
     if (lane_of_thread() == 0) {
       atomicMin(&common_.least, keys.least);
       atomicMax(&common_.most, keys.most);
     }
-    all_ = sum_of_cta(all);
-    above_ = sum_of_cta(above);
-    num_above_ = sum_of_cta(num_above);
+    __syncthreads();
     keys_ = {common_.least, common_.most};
   }
-  /// Lists those elements that are in a range. All threads of the warp call it.
-  __device__ void list(const float (&x)[kVec], int i, const Range& range, KeyRange& keys) {
-    const unsigned before = (1U << lane_of_thread()) - 1;
-#pragma unroll
-    for (int e = 0; e < kVec; ++e) {
-      const bool is_in = x[e] >= range.low && !(x[e] >= range.high) && i + e < p_.vocab;
-      const unsigned lanes = __ballot_sync(~0U, is_in);
-      if (lanes == 0) continue;
-      uint32_t place = 0;
-      if (lane_of_thread() == 0) {
-        place = atomicAdd(&common_.num_candidates, static_cast<uint32_t>(__popc(lanes)));
-      }
-      place = __shfl_sync(~0U, place, 0) + static_cast<uint32_t>(__popc(lanes & before));
-      if (!is_in) continue;
-      const uint32_t key = key_of(x[e]);
-      keys = {min(keys.least, key), max(keys.most, key)};
-      if (place < kMostListed) listed()[place] = uint64_t{key} << 32 | static_cast<uint32_t>(i + e);
-    }
-  }
+
   /// Keys and ids.
   __device__ uint64_t* listed() const { return reinterpret_cast<uint64_t*>(shared_.bins); }
-  __device__ int num_listed() const { return static_cast<int>(common_.num_candidates); }
-  /// Calls body(key, id) for the listed elements of this thread.
+  /// Or more than kMostListed. It changes while elements are listed.
+  __device__ int num_listed() const {
+    return static_cast<int>(*static_cast<volatile uint32_t*>(&common_.num_candidates));
+  }
+  /// Calls body(element) for the listed elements of this thread.
   template <class Body>
   __device__ void for_each(const Body& body) const {
+    const int num = min(num_listed(), kMostListed);
 #pragma unroll 1
-    for (int c = static_cast<int>(threadIdx.x); c < min(num_listed(), kMostListed);
-         c += kRowThreads) {
-      body(static_cast<uint32_t>(listed()[c] >> 32), static_cast<uint32_t>(listed()[c]));
-    }
+    for (int c = static_cast<int>(threadIdx.x); c < num; c += kRowThreads) body(listed()[c]);
   }
+  static __device__ uint32_t key_in(uint64_t element) {
+    return static_cast<uint32_t>(element >> 32);
+  }
+  static __device__ uint32_t id_in(uint64_t element) { return static_cast<uint32_t>(element); }
 
   __device__ uint64_t sum_of_cta(uint64_t value) {
     const uint64_t sum = sums_of_cta(value, common_.warp_values).all;
@@ -205,56 +275,115 @@ class KeptOfRow {
     return sum;
   }
 
+  // --- A range with more elements than the list ---
+
+  /// Calls body(x) for the thread's elements of the row.
+  template <class Body>
+  __device__ void for_each_of_row(const Body& body) const {
+#pragma unroll 1
+    for (int block = warp_of_thread(); block < num_blocks(); block += kRowWarps) {
+      elements_.read_block(block, [&](const float (&x)[kVec], int i) {
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) {
+          if (i + e < p_.vocab) body(x[e]);
+        }
+      });
+    }
+  }
+  /// Finds the smallest and the largest key of the elements in the range. Returns what these
+  /// elements add to what the filter counts, if they are equal.
+  __device__ uint64_t find_keys(const Range& range) {
+    float least = INFINITY;
+    float most = -INFINITY;
+    uint32_t num = 0;
+    for_each_of_row([&](float x) {
+      if (!(x >= range.low) || x >= range.high) return;
+      least = fminf(least, x);
+      most = fmaxf(most, x);
+      ++num;
+    });
+    share_keys({key_of(least), key_of(most)});
+    return sum_of_cta(num) * amount_of_key(keys_.least);
+  }
+  /// Narrows the keys to some that have the threshold. Returns the range of their values.
+  __device__ Range divide() {
+    keys_.narrow(common_.bins, shared_.groups, common_.found, wanted_amount(), amount_above(),
+                 [&](const auto& add) {
+                   for_each_of_row([&](float x) {
+                     const uint32_t amount = amount_of(x);
+                     if (amount != 0) add(key_of(x), amount);
+                   });
+                 });
+    return {sampling::value_of(keys_.least), sampling::value_of(keys_.most + 1)};
+  }
+
   // --- The cut ---
 
-  /// Finds the cut in the list, and the mass that it keeps. Returns false if it is not there.
-  __device__ bool find_cut() {
-    const auto amount_of = [&](uint32_t key) {
-      return by_count_ ? 1U : weight_of(sampling::value_of(key));
-    };
-    const uint64_t wanted = by_count_ ? static_cast<uint64_t>(p_.top_k.of(row_))
-                                      : sampling::part_of(p_.top_p.of(row_), all_);
-    uint64_t above = by_count_ ? num_above_ : above_;
-    uint64_t amount = 0;
-    for_each([&](uint32_t key, uint32_t /*id*/) { amount += amount_of(key); });
-    amount = sum_of_cta(amount);
-    if (num_listed() > kMostListed) {
-      amount = uint64_t{amount_of(keys_.least)} * common_.num_candidates;
-    }
-    if (above >= wanted || above + amount < wanted) return false;
+  /// What an element adds to what the filter counts.
+  __device__ uint32_t amount_of(float x) const { return by_count_ ? 1U : weight_of(x); }
+  __device__ uint32_t amount_of_key(uint32_t key) const {
+    return amount_of(sampling::value_of(key));
+  }
+  __device__ uint64_t amount_above() const { return by_count_ ? num_above_ : above_; }
+  __device__ uint64_t wanted_amount() const {
+    return by_count_ ? static_cast<uint64_t>(p_.top_k.of(row_))
+                     : sampling::part_of(p_.top_p.of(row_), all_);
+  }
+
+  /// Finds the cut, which is in the list or, where the list has no room for all, is the key of all
+  /// elements in the range. Finds the mass that it keeps, too.
+  __device__ void find_cut() {
+    const uint64_t wanted = wanted_amount();
+    uint64_t above = amount_above();
     while (keys_.least != keys_.most) {
-      above = keys_.narrow(common_.bins, shared_.groups, common_.found, wanted, above,
-                           [&](const auto& add) {
-                             for_each([&](uint32_t key, uint32_t) { add(key, amount_of(key)); });
-                           });
+      above = keys_.narrow(
+          common_.bins, shared_.groups, common_.found, wanted, above, [&](const auto& add) {
+            for_each(
+                [&](uint64_t element) { add(key_in(element), amount_of_key(key_in(element))); });
+          });
     }
     cut_.key = keys_.least;
     tie_ = weight_of(sampling::value_of(cut_.key));
     cut_.num_ties = by_count_ ? static_cast<uint32_t>(wanted - above)
                               : sampling::ties_to_reach(wanted, above, tie_);
     uint64_t mass = 0;
-    for_each([&](uint32_t key, uint32_t /*id*/) {
-      if (key > cut_.key) mass += weight_of(sampling::value_of(key));
-    });
+    if (num_listed() <= kMostListed) {
+      for_each([&](uint64_t element) {
+        const uint32_t key = key_in(element);
+        if (key > cut_.key) mass += weight_of(sampling::value_of(key));
+      });
+    }
     above_ += sum_of_cta(mass) + uint64_t{cut_.num_ties} * tie_;
-    return true;
   }
 
   // --- The draw ---
 
+  /// Calls body(id) for the thread's elements that are equal to the cut.
+  template <class Body>
+  __device__ void for_each_tie(const Body& body) const {
+    if (num_listed() <= kMostListed) {
+      for_each([&](uint64_t element) {
+        if (key_in(element) == cut_.key) body(id_in(element));
+      });
+      return;
+    }
+#pragma unroll 4
+    for (int id = static_cast<int>(threadIdx.x); id < p_.vocab; id += kRowThreads) {
+      if (key_of(elements_.at(id)) == cut_.key) body(static_cast<uint32_t>(id));
+    }
+  }
   /// Leaves in last_tie_ the id of the last tie that is kept.
   __device__ void find_last_tie() {
     const auto last = static_cast<uint32_t>(p_.vocab - 1);
     uint64_t num_ties = 0;
-    for_each([&](uint32_t key, uint32_t /*id*/) { num_ties += key == cut_.key ? 1U : 0U; });
+    for_each_tie([&](uint32_t /*id*/) { ++num_ties; });
     if (sum_of_cta(num_ties) <= cut_.num_ties) return;
     KeyRange ids{0, last};  // from the end
     uint64_t above = 0;
     while (ids.least != ids.most) {
       above = ids.narrow(
-          common_.bins, shared_.groups, common_.found, cut_.num_ties, above, [&](const auto& add) {
-            for_each([&](uint32_t key, uint32_t id) { add(last - id, key == cut_.key ? 1U : 0U); });
-          });
+          common_.bins, shared_.groups, common_.found, cut_.num_ties, above,
+          [&](const auto& add) { for_each_tie([&](uint32_t id) { add(last - id, 1U); }); });
     }
     last_tie_ = last - ids.least;
   }
@@ -266,10 +395,16 @@ class KeptOfRow {
   /// Draws a token in the order of ids and writes it.
   __device__ void draw() {
     uint64_t* masses = shared_.plain.entries;
-    if (cut_.num_ties != 0) find_last_tie();
-    if (cut_.key != 0) {
-      for_each([&](uint32_t key, uint32_t id) {
-        atomicAdd(reinterpret_cast<Mass*>(&masses[id / kBlock]), Mass{kept_weight(key, id)});
+    const auto add = [&](uint32_t key, uint32_t id) {
+      atomicAdd(reinterpret_cast<Mass*>(&masses[id / kBlock]), Mass{kept_weight(key, id)});
+    };
+    if (cut_.num_ties != 0) {
+      find_last_tie();
+      for_each_tie([&](uint32_t id) { add(cut_.key, id); });
+    }
+    if (cut_.key != 0 && num_listed() <= kMostListed) {
+      for_each([&](uint64_t element) {
+        if (key_in(element) > cut_.key) add(key_in(element), id_in(element));
       });
     }
     __syncthreads();
@@ -277,6 +412,8 @@ class KeptOfRow {
     uint64_t target = sampling::high_product(counted_.random, above_);
     const int block = find_block(masses, num_blocks(), &target);
     bool is_found = false;
+    uint32_t id = 0;
+    uint32_t weight = 0;  // not 0 in the lane that has the token
     elements_.read_block(block, [&](const float (&x)[kVec], int i) {
       uint32_t weights[kVec];
       uint64_t own = 0;
@@ -291,12 +428,14 @@ class KeptOfRow {
 #pragma unroll
       for (int e = 0; e < kVec; ++e) {
         const bool is_token = !is_found && before <= target && target < before + weights[e];
-        if (is_token) write(static_cast<uint32_t>(i + e), weights[e]);
+        id = is_token ? static_cast<uint32_t>(i + e) : id;
+        weight = is_token ? weights[e] : weight;
         before += weights[e];
       }
       is_found = is_found || target < sum;
       target -= is_found ? 0 : sum;
     });
+    if (weight != 0) write(id, weight);
   }
   /// The first block at which the masses pass *target, from which those before are taken. One warp.
   static __device__ int find_block(const uint64_t* masses, int num_blocks, uint64_t* target) {
@@ -339,24 +478,23 @@ class KeptOfRow {
 
 /// A function of its own, so that the registers it needs do not make other loops over rows spill.
 template <DType kDType, bool kFromProbs>
-__device__ __noinline__ bool draw_kept(const SampleParams& p, int32_t row,
+__device__ __noinline__ void draw_kept(const SampleParams& p, int32_t row,
                                        const CountedRow<kFromProbs>& counted, CountedShared& shared,
                                        SampleShared& common) {
   KeptOfRow<kDType, kFromProbs> kept(p, row, counted, shared, common);
-  if (!kept.find_threshold()) return false;
+  kept.find_threshold();
   kept.write_token();
-  return true;
 }
 
 /// Draws from a row with top-p or top-k alone, or without filters, and writes the token or an
-/// error. Returns false if nothing is written, because of a threshold that one CTA cannot find in
-/// this way, or that several CTAs would have to find.
+/// error. Several CTAs share the row only if tokens are tried. That top-p drops all of them is so
+/// rare that then the first CTA finds the threshold alone.
 template <DType kDType, bool kFromProbs>
-__device__ __forceinline__ bool draw_counted(const SampleParams& p, int32_t row,
+__device__ __forceinline__ void draw_counted(const SampleParams& p, int32_t row,
                                              CountedShared& shared, SampleShared& common) {
   const CountedRow<kFromProbs> counted = SampleCounted<kDType, kFromProbs>(p, row, shared).run();
-  if (counted.is_done) return true;
-  return cluster_size() == 1 && draw_kept<kDType>(p, row, counted, shared, common);
+  if (counted.is_done || cluster_rank() != 0) return;
+  draw_kept<kDType>(p, row, counted, shared, common);
 }
 
 }  // namespace flashplan::cuda

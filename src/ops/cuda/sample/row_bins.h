@@ -71,6 +71,10 @@ struct Bins {
       if (carries[e]) atomicAdd(&high[bins[e]], 1U);
     }
   }
+  __device__ void add(int bin, uint32_t amount) {
+    const uint32_t before = atomicAdd(&low[bin], amount);
+    if (before + amount < amount) atomicAdd(&high[bin], 1U);
+  }
   /// The sum of a bin. That of the first bin lacks what lanes have added to words of their own.
   __device__ uint64_t sum(int bin) const { return low[bin] + (uint64_t{high[bin]} << 32); }
   /// What the lane has of the sum of a group.
@@ -156,11 +160,8 @@ struct KeyRange {
     bins.clear();
     __syncthreads();
     for_each([&](uint32_t key, uint32_t amount) {
-      if (key < least || key > most) return;
-      const int rest = Bins::first_of_lane();
-      const int places[4] = {static_cast<int>((key - least) >> shift_of_bin), rest, rest, rest};
-      const uint32_t amounts[4] = {amount, 0U, 0U, 0U};
-      bins.add(places, amounts);
+      if (key >= least && key <= most)
+        bins.add(static_cast<int>((key - least) >> shift_of_bin), amount);
     });
     const Bin bin = find_bin(bins, groups, above, wanted, found);
     narrow(bin.index, shift_of_bin);

@@ -15,9 +15,9 @@ namespace flashplan::cuda {
 
 /// draw_counted() as a function of its own, so that its registers do not make other loops spill.
 template <DType kDType>
-__device__ __noinline__ bool draw_other(const SampleParams& p, int32_t row, CountedShared& shared,
+__device__ __noinline__ void draw_other(const SampleParams& p, int32_t row, CountedShared& shared,
                                         SampleShared& common) {
-  return draw_counted<kDType, false>(p, row, shared, common);
+  draw_counted<kDType, false>(p, row, shared, common);
 }
 
 template <DType kDType>
@@ -42,8 +42,9 @@ class SampleStream : SampleList<kDType> {
     const bool has_no_top_k = row_.shared.top_k >= row_.p.vocab;
     if (row_.shared.temperature != 0.0F && has_large_top_k && row_.shared.min_p == 0.0F) {
       const bool is_alone = has_no_top_k || row_.shared.top_p >= 1.0F;
-      return is_alone && is_countable(row_.p) &&
-             draw_other<kDType>(row_.p, row_.index(), list_.counted, row_.shared);
+      if (!is_alone || !is_countable(row_.p)) return false;
+      draw_other<kDType>(row_.p, row_.index(), list_.counted, row_.shared);
+      return true;
     }
     row_.scale = sampling::make_scale(0.0F, row_.shared.temperature, false);
     cut_ = sampling::keep_all(sampling::least_weight(row_.shared.min_p));
