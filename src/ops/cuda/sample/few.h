@@ -167,7 +167,10 @@ __device__ uint32_t find_bound(Row& row, int top_k) {
   // else for the larger one.
   const bool has_both = cluster_size() <= kMaxCluster / 2;
   int num = kRowWarps * cluster_size() * (has_both ? 2 : 1);  // of keys that are at least `low`
-  if (num / 2 < top_k) return 0;  // too many elements would reach the bound
+  // If more keys than these reached the bound, more elements of the row than kMostFew would: a warp
+  // may have elements from the bound on that are not among the keys.
+  const int most = has_both ? num * 5 / 8 : num * 13 / 24;
+  if (most < top_k) return 0;
   uint32_t keys[kLargest];
   uint32_t low = ~0U;
 #pragma unroll
@@ -179,7 +182,7 @@ __device__ uint32_t find_bound(Row& row, int top_k) {
   }
   low = ~__reduce_max_sync(~0U, ~low);
   uint32_t high = sampling::key_of(row.largest);
-  const int enough = top_k + top_k / 8;
+  const int enough = max(top_k, min(top_k + top_k / 8, most * 9 / 10));
 #pragma unroll 1
   while (num > enough && low < high) {
     const uint32_t middle = high - (high - low) / 2;
