@@ -50,9 +50,18 @@ struct TriedToken {
   uint64_t token;  // its key and, in the low half, its id; 0: top-p dropped all drawn tokens
 };
 
-/// Draws with top-p alone. All CTAs get the token.
+/// The first token whose key is at least `key`, or 0.
+__device__ inline uint64_t first_from(uint32_t key, const uint64_t (&tokens)[kClusterTries]) {
+  uint64_t token = 0;
+#pragma unroll
+  for (int t = kClusterTries - 1; t >= 0; --t) token = tokens[t] >> 32 >= key ? tokens[t] : token;
+  return token;
+}
+
+/// Draws with top-p alone. All CTAs get the token. `threshold`: the key of the smallest elements
+/// that top-p keeps; 0 if it is not known.
 template <class Row>
-__device__ TriedToken draw_by_tries(Row& row) {
+__device__ TriedToken draw_by_tries(Row& row, uint32_t threshold) {
   const Masses masses = weigh_blocks(row);
   if (Row::kIsFromProbs && !sampling::masses_sum_to_one(masses.total)) {
     return {SampleError::kProbabilities, 0};
@@ -67,6 +76,12 @@ __device__ TriedToken draw_by_tries(Row& row) {
     uint64_t tokens[kClusterTries];
 #pragma unroll
     for (int t = 0; t < kClusterTries; ++t) tokens[t] = only_one(row.exchange.value_of_rank(t));
+    if (threshold != 0) {
+      // Whether a token that is equal to the threshold is kept depends on the equal ones before it.
+      const uint64_t token = first_from(threshold, tokens);
+      if (token == 0) continue;
+      if (token >> 32 != threshold) return {SampleError::kNone, token};
+    }
     publish_sums_before(row, tokens);
     const uint64_t all = sum_of_warp(row.exchange.value_of_rank(kClusterTries));
     const uint64_t wanted = sampling::part_of(row.shared.top_p, all);

@@ -22,27 +22,38 @@ __device__ SampleError choose_token(Row& row) {
   row.scale = sampling::make_scale(row.largest, row.shared.temperature, Row::kIsFromProbs);
   if (!row.has_filters()) return draw_from_all(row);
   Cut cut = sampling::keep_all(sampling::least_weight(row.shared.min_p));
-  uint64_t token = 0;
-  if (sampling::is_tried(row.shared.top_k, row.shared.top_p, row.shared.min_p, row.p.vocab)) {
-    const TriedToken tried = draw_by_tries(row);
+  const bool is_tried =
+      sampling::is_tried(row.shared.top_k, row.shared.top_p, row.shared.min_p, row.p.vocab);
+  if (!is_tried) {
+    if (Row::kIsFromProbs || row.p.joint) {
+      const uint64_t all = count_row(row);
+      if (Row::kIsFromProbs && !sampling::sums_to_one(all, row.largest))
+        return SampleError::kProbabilities;
+    }
+    if (!row.p.joint && draw_from_gathered(row, cut)) return SampleError::kNone;
+  }
+  // A log-probability needs what top-p keeps, which then tells which tries it keeps. Else what it
+  // keeps is found only if it drops all tries.
+  const bool is_tried_last = is_tried && row.p.logprobs != nullptr;
+  if (is_tried && !is_tried_last) {
+    const TriedToken tried = draw_by_tries(row, 0);
     if (tried.error != SampleError::kNone) return tried.error;
-    token = tried.token;
-    if (token != 0 && row.p.logprobs == nullptr) {
-      write_tried(row, token, 1);
+    if (tried.token != 0) {
+      write_tried(row, tried.token, 1);
       return SampleError::kNone;
     }
-  } else if (Row::kIsFromProbs || row.p.joint) {
-    const uint64_t all = count_row(row);
-    if (Row::kIsFromProbs && !sampling::sums_to_one(all, row.largest))
-      return SampleError::kProbabilities;
   }
-  if (!row.p.joint && draw_from_gathered(row, cut)) return SampleError::kNone;
   const uint64_t total = apply_filters(row, &cut);
-  if (token != 0) {
-    write_tried(row, token, total);
-  } else {
-    draw(row, cut);
+  if (is_tried_last) {
+    const TriedToken tried = draw_by_tries(row, cut.key);
+    if (tried.error != SampleError::kNone) return tried.error;
+    if (tried.token != 0) {
+      write_tried(row, tried.token, total);
+      return SampleError::kNone;
+    }
+    row.has_candidates = false;  // what the CTAs told each other about them is overwritten
   }
+  draw(row, cut);
   return SampleError::kNone;
 }
 
