@@ -115,11 +115,29 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
     if (!elements_.has_words(0, kBlock)) {
       largest = elements_.at(min(static_cast<int>(threadIdx.x), p_.vocab - 1));
     }
-    const float found = sampling::value_of(this->largest_of_cta(key_of(largest)));
+    float found = sampling::value_of(this->largest_of_cta(key_of(largest)));
+    if (found == -INFINITY) {
+      __syncthreads();
+      found = sampling::value_of(this->largest_of_cta(key_of(largest_of_some())));
+    }
     const float base = found > -INFINITY ? found : 0.0F;  // of a CTA that has no part, too
     bins_ = Values(base, is_greedy_ ? 1.0F : scale_.factor);
     place_of_base_ = bins_.place_of(base);
     least_of_last_ = bins_.least_of_last();
+  }
+
+  /// The largest of some elements of the CTA's part that this thread reads, for rows whose first
+  /// elements are masked.
+  __device__ float largest_of_some() const {
+    constexpr int kStep = 64;
+    const int end = min(this->end_block_ * kBlock, p_.vocab);
+    float largest = -INFINITY;
+#pragma unroll 1
+    for (int i = this->first_block_ * kBlock + static_cast<int>(threadIdx.x) * kStep; i < end;
+         i += kRowThreads * kStep) {
+      largest = fmaxf(largest, elements_.at(i));
+    }
+    return largest;
   }
 
   /// Adds elements to the bins; all threads of the warp call it. Atomics on one bin wait for each
