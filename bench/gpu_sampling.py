@@ -35,12 +35,21 @@ def _one_hot(num_rows, device):
     return logits.scatter_(1, place, 20.0)  # all other tokens together have a chance of 1 / 3,800
 
 
+def _masked(num_rows, device):
+    """N(20, 3^2), of which a grammar masks the first 10,000 tokens."""
+    generator = torch.Generator(device).manual_seed(1)  # those of other rows do not depend on it
+    logits = 20 + 3 * torch.randn(num_rows, VOCAB, device=device, generator=generator)
+    logits[:, :10_000] = -torch.inf
+    return logits
+
+
 # Logits: [num_rows, VOCAB], float32.
 DISTRIBUTIONS = {
     **{f"N(0,{s}^2)": _normal(s) for s in (1, 2, 3, 5, 8)},
     "zipf 1.1": _zipf,
     "flat": _flat,
     "one-hot": _one_hot,
+    "masked": _masked,
 }
 
 
