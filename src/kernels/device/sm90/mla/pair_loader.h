@@ -6,10 +6,15 @@
 
 namespace flashplan::device {
 
-/// A warp has 8 rows of a block, so few that all of their raw bytes wait in registers: they are
-/// loaded when those of the block before have been stored. So when a slot is freed, nothing is left
-/// to do but to widen and store. Loads are not issued earlier, half of them when the left part has
-/// been stored, since the fence before the right part is copied would wait for them.
+/// A warp has 8 rows of a block, so few that all of their raw bytes wait in registers: each half of
+/// a row is loaded when that of the block before has been stored. So when a part of a slot is
+/// freed, nothing is left to do but to widen, store and send. Consumers free right parts late, so
+/// the rows of later blocks are looked up before the wait for the right part.
+///
+/// The compiler counts all loads of rows in one scoreboard, and waits for all that are under way
+/// where it needs one. It waits once a block, with the first use of the right half, which was
+/// loaded long before; the left half of the next block was loaded before the look-up. It also waits
+/// at the first branch of a loop, unless the loop begins and goes on with the same loads under way.
 ///
 /// Ids of pages, or entries of a list, are copied to shared memory two blocks ahead, since loads to
 /// registers would be waited for together with the rows. Loads have no condition, for the reason
@@ -29,13 +34,16 @@ class MlaPairLoader : MlaWideningWarp<S> {
   FLASHPLAN_DEVICE void run(uint32_t queue_word) {
     const auto begin = [&](uint32_t, const auto& block_after) {
       load_left(rows_);
-      load_right(rows_);
       copy_id(block_after(2));
     };
-    const auto fill = [&](uint32_t number, bool, const auto& block_after) {
-      return fill_slot(number, block_after);
+    const auto start = [&](uint32_t number) {
+      load_right(rows_);
+      fill_left(number, rows_, next_);
     };
-    Base::for_each_slot(queue_word, begin, fill);
+    const auto fill = [&](uint32_t number, bool has_next, const auto& block_after) {
+      return fill_slots(number, has_next, block_after);
+    };
+    Base::for_each_slot(queue_word, begin, start, fill);
   }
 
  private:
@@ -48,26 +56,33 @@ class MlaPairLoader : MlaWideningWarp<S> {
   using Base::smem_;
   static_assert(Base::kGroups == 1 && Base::kHasTail);
 
-  /// Fills this CTA's rows of the slots of block `number`. See for_each_slot().
+  /// Fills this CTA's rows of the right part of block `number`, and of the left part of the next
+  /// block, if there is one. See for_each_slot().
   template <typename BlockAfter>
-  FLASHPLAN_DEVICE Rows fill_slot(uint32_t number, const BlockAfter& block_after) {
-    Base::wait(smem_.emptied(number, 0));
-    hide_rows();
-    store(number, 0, left_);
-    store_tail(number);
-    Base::report_found(number);
-    Base::announce(number, 0);
-    Base::wait(smem_.emptied(opaque(static_cast<int>(number)), 1));
-    store(number, 1, right_);
-    Base::announce(number, 1);
-    load_left(next_);
-    load_right(next_);
+  FLASHPLAN_DEVICE Rows fill_slots(uint32_t number, bool has_next, const BlockAfter& block_after) {
     cp_async_wait<0>();
     const auto id = static_cast<int32_t>(load_shared_4(smem_.id(Base::warp_, lane())));
     copy_id(block_after(3));
     const Rows later = Base::find(block_after(2), id);
     Base::prefetch(later);
+    Base::wait(smem_.emptied(number, 1));
+    store(number, 1, right_, right_scales_);
+    Base::announce(number, 1);
+    load_right(next_);
+    if (has_next) fill_left(number + 1, next_, later);
     return later;
+  }
+  /// Fills the left part of a block, whose rows are `rows`, and its tails. Then loads those of the
+  /// block after it, whose rows are `following`.
+  FLASHPLAN_DEVICE void fill_left(uint32_t number, const Rows& rows, const Rows& following) {
+    Base::wait(smem_.emptied(number, 0));
+    hide_rows(rows);
+    right_scales_ = scales_;
+    store(number, 0, left_, scales_);
+    store_tail(number);
+    Base::report_found(number, rows);
+    Base::announce(number, 0);
+    load_left(following);
   }
 
   /// Starts to copy the id that find() needs for a block.
@@ -79,21 +94,12 @@ class MlaPairLoader : MlaWideningWarp<S> {
     cp_async_commit();
   }
 
-  /// The left half of the rows, and their scales: that of row i % 8 in lane i, of 128 dims from
-  /// i / 8 * 128 on.
+  /// The left half of the rows, their tails, and their scales: that of row i % 8 in lane i, of 128
+  /// dims from i / 8 * 128 on.
   FLASHPLAN_DEVICE void load_left(const Rows& rows) {
     const unsigned char* from = Base::content(rows, 0);
 #pragma unroll
     for (int i = 0; i < kItems; ++i) left_[i] = load_once_16(from + i * 64);
-    if constexpr (Widening::kHasScales) {
-      const unsigned char* row = shuffled_pointer(rows.own, lane() % kRows);
-      scales_ = __uint_as_float(load_global_4(row + Widening::kContentDims + lane() / kRows * 4));
-    }
-  }
-  FLASHPLAN_DEVICE void load_right(const Rows& rows) {
-    const unsigned char* from = Base::content(rows, 0) + S::kHalfDims;
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) right_[i] = load_once_16(from + i * 64);
     if constexpr (Base::kTailHas8Bits) {
       tail_[0] = load_once_16(Base::tail(rows, 0));
     } else {
@@ -102,17 +108,29 @@ class MlaPairLoader : MlaWideningWarp<S> {
         tail_[i] = load_once_16(Base::copied_tail(rows, i));
       }
     }
+    if constexpr (Widening::kHasScales) {
+      const unsigned char* row = shuffled_pointer(rows.own, lane() % kRows);
+      scales_ = __uint_as_float(load_global_4(row + Widening::kContentDims + lane() / kRows * 4));
+    }
+  }
+  /// The right half. Its address depends, by a number that is 0, on what load_left() has loaded: so
+  /// the left half is there before these loads begin, and no later use of it waits for them.
+  FLASHPLAN_DEVICE void load_right(const Rows& rows) {
+    const uint32_t zero = left_[0].x & static_cast<uint32_t>(Base::warp_ / S::kWideningWarps);
+    const unsigned char* from = Base::content(rows, 0) + S::kHalfDims + zero;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) right_[i] = load_once_16(from + i * 64);
   }
 
   /// Replaces rows that do not exist by zeros. There are few blocks with such rows.
-  FLASHPLAN_DEVICE void hide_rows() {
+  FLASHPLAN_DEVICE void hide_rows(const Rows& rows) {
     constexpr uint32_t kAll = (1U << kRows) - 1;
-    if ((rows_.existing & kAll) == kAll) return;
+    if ((rows.existing & kAll) == kAll) return;
     asm volatile("");  // keeps this a branch instead of selects in every block
     const auto zeros_unless = [](bool exists, uint4& bytes) {
       if (!exists) bytes = {0, 0, 0, 0};
     };
-    const bool exists = Base::exists(rows_, 0);
+    const bool exists = Base::exists(rows, 0);
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       zeros_unless(exists, left_[i]);
@@ -121,20 +139,21 @@ class MlaPairLoader : MlaWideningWarp<S> {
     if constexpr (Base::kTailHas8Bits) zeros_unless(exists, tail_[0]);
 #pragma unroll
     for (int i = 0; i < Base::kTailCopies; ++i) {
-      zeros_unless(Base::exists_copied(rows_, i), tail_[i]);
+      zeros_unless(Base::exists_copied(rows, i), tail_[i]);
     }
-    if ((rows_.existing >> lane() % kRows & 1) == 0) scales_ = 0.0F;
+    if ((rows.existing >> lane() % kRows & 1) == 0) scales_ = 0.0F;
   }
 
   /// Widens and stores the items of a half.
-  FLASHPLAN_DEVICE void store(uint32_t number, int part, const uint4 (&items)[kItems]) const {
+  FLASHPLAN_DEVICE void store(uint32_t number, int part, const uint4 (&items)[kItems],
+                              float scales) const {
     const uint32_t to = Base::own_half(number, part);
     float scale = 1.0F;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       if (Widening::kHasScales && i % 2 == 0) {
         const int from = (part * 2 + i / 2) * kRows + Base::loaded_row();
-        scale = __shfl_sync(0xffffffffU, scales_, from);
+        scale = __shfl_sync(0xffffffffU, scales, from);
       }
       Base::store_widened(to + Base::place_in_half(0, i), items[i], scale);
     }
@@ -153,7 +172,8 @@ class MlaPairLoader : MlaWideningWarp<S> {
   uint4 left_[kItems] = {};   // the left half of this lane's row
   uint4 right_[kItems] = {};  // its right half
   uint4 tail_[Base::kTailHas8Bits ? 1 : Base::kTailCopies] = {};
-  float scales_ = 1.0F;
+  float scales_ = 1.0F;        // of the left half
+  float right_scales_ = 1.0F;  // of the right half
 };
 
 }  // namespace flashplan::device

@@ -50,7 +50,7 @@ class MlaStagedLoader : MlaWideningWarp<S> {
     const auto fill = [&](uint32_t number, bool has_next, const auto& block_after) {
       return fill_slot(number, has_next, block_after);
     };
-    Base::for_each_slot(queue_word, begin, fill);
+    Base::for_each_slot(queue_word, begin, [](uint32_t) {}, fill);
   }
 
  private:
@@ -80,7 +80,7 @@ class MlaStagedLoader : MlaWideningWarp<S> {
     const auto later_id = static_cast<int32_t>(load_shared_4(id_memory(number)));
     load_scales(number);
     widen_left(number);
-    Base::report_found(number);
+    Base::report_found(number, rows_);
     Base::announce(number, 0);
     widen_tail(number);
     if (has_next && !copies && left_is_empty(number + 1)) {

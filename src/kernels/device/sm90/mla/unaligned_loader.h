@@ -22,7 +22,7 @@ class MlaUnalignedLoader : MlaWideningWarp<S> {
       fill_slot(number);
       return Base::find(block_after(2), Base::request(block_after(2)));
     };
-    Base::for_each_slot(queue_word, [](uint32_t, const auto&) {}, fill);
+    Base::for_each_slot(queue_word, [](uint32_t, const auto&) {}, [](uint32_t) {}, fill);
   }
 
  private:
@@ -32,7 +32,7 @@ class MlaUnalignedLoader : MlaWideningWarp<S> {
 
   FLASHPLAN_DEVICE void fill_slot(uint32_t number) const {
     mbarrier_wait(smem_.emptied(number, 0), smem_.emptied(number, 1));
-    Base::report_found(number);
+    Base::report_found(number, rows_);
 #pragma unroll 1
     for (int part = 0; part < 2; ++part) {
       const float scales = load_scales(part);

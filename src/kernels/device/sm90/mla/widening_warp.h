@@ -61,13 +61,14 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
 
   /// Walks over the blocks of the queue; the warp with number kRecordWarp also brings the records
   /// of tiles and their queries. For the first block of each tile this calls begin(number,
-  /// block_after), with the block's rows in `rows_`. For each block it then calls fill(number,
-  /// has_next, block_after), with the block's rows in `rows_` and those of the next block in
-  /// `next_`; fill() returns the rows of the block after the next one. `number`: of the block in
-  /// the queue. `has_next`: whether the tile has a next block. block_after(n) is the n-th block
-  /// after this one. `queue_word`: what MlaRecordLoader::request_queue() returned.
-  template <typename Begin, typename Fill>
-  FLASHPLAN_DEVICE void for_each_slot(uint32_t queue_word, Begin begin, Fill fill) {
+  /// block_after), with the block's rows in `rows_`, and start(number), when `next_` has those of
+  /// the next block. For each block it then calls fill(number, has_next, block_after), with the
+  /// block's rows in `rows_` and those of the next block in `next_`; fill() returns the rows of the
+  /// block after the next one. `number`: of the block in the queue. `has_next`: whether the tile
+  /// has a next block. block_after(n) is the n-th block after this one. `queue_word`: what
+  /// MlaRecordLoader::request_queue() returned.
+  template <typename Begin, typename Start, typename Fill>
+  FLASHPLAN_DEVICE void for_each_slot(uint32_t queue_word, Begin begin, Start start, Fill fill) {
     MlaRecordLoader<S> records(p_, smem_);
     const bool brings_records = warp_ == S::kRecordWarp;
     if (brings_records) records.begin_queue(queue_word);
@@ -87,6 +88,7 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
       rows_ = find(block_at(key), id);
       begin(number, block_after);
       next_ = find(block_after(1), next_id);
+      start(number);
 #pragma unroll 1
       do {
         const Rows later = fill(number++, key + S::kTileKv < end, block_after);
@@ -173,12 +175,12 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
   }
 
   /// For lists of keys, tells the consumers which rows of the block exist.
-  FLASHPLAN_DEVICE void report_found(uint32_t number) const {
+  FLASHPLAN_DEVICE void report_found(uint32_t number, const Rows& rows) const {
     if (!places_.are_listed() || lane() >= 2) return;
     const int group =
         S::kPairs ? first_row_ / 8 ^ lane() * (kRowsOfCta / 8) : first_row_ / 8 + lane();
     smem_.memory.found[number % S::kSlots][group] =
-        static_cast<uint8_t>(rows_.existing >> (S::kPairs ? 16 : 8) * lane());
+        static_cast<uint8_t>(rows.existing >> (S::kPairs ? 16 : 8) * lane());
   }
   /// Announces what the warp has stored to a part of a slot. In pairs, it also copies it to the
   /// other CTA, and expects what its counterpart copies to here; tails then belong to the left
