@@ -111,7 +111,9 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
 
   // The next functions are called wherever their results are used: no register is left to keep
   // them.
-  FLASHPLAN_DEVICE int lane() const { return opaque(lane_) & 31; }
+  /// The mask tells the compiler that lanes are not negative, which saves instructions. Without
+  /// pairs it costs a register too many: numbers are then spilled in the loop.
+  FLASHPLAN_DEVICE int lane() const { return S::kPairs ? opaque(lane_) & 31 : opaque(lane_); }
   FLASHPLAN_DEVICE int own_row() const {
     const int of_warp = S::kPairs ? first_row_ ^ lane() / 16 * kRowsOfCta : first_row_;
     return of_warp + lane() % kRows;
