@@ -22,8 +22,7 @@ FLASHPLAN_DEVICE void begin_mla_memory(const AttentionParams& p, const MlaSmem<S
   for (uint32_t block = 0; block < S::kSlots; ++block) {
     for (int part = 0; part < 2; ++part) {
       mbarrier_init(smem.full(block, part).barrier, writers);
-      mbarrier_init(smem.empty(block, part), 4);
-      if constexpr (S::kPairs) mbarrier_init(smem.other_empty(block, part), 4);
+      mbarrier_init(smem.empty(block, part), 4 * S::kCtas);
       if constexpr (S::kHasValues) {
         mbarrier_init(smem.values_full(block, part).barrier, 1);
         mbarrier_init(smem.values_empty(block, part), 4);

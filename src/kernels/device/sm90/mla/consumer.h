@@ -74,8 +74,7 @@ class MlaConsumer {
       const int lane = thread_ % 32;
       if (lane == 0) mbarrier_arrive(smem_.empty(block, part));
       if (lane == 1) {
-        mbarrier_arrive_in_cluster(
-            address_in_cta(smem_.other_empty(block, part), cluster_rank() ^ 1));
+        mbarrier_arrive_in_cluster(address_in_cta(smem_.empty(block, part), cluster_rank() ^ 1));
       }
     } else {
       release(S::kHasValues ? smem_.values_empty(block, part) : smem_.empty(block, part));

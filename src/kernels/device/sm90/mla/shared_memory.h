@@ -65,6 +65,9 @@ struct MlaWaitingMerge {
 ///      left part, their right half in the right part. Keys and values have barriers of their own,
 ///      so that block b is phase b / 2 of each. The keys of block b wait for the values of block
 ///      b - 2, and the values of block b for its keys.
+///  11. In a pair of CTAs, consumers free a part in both CTAs, so it is empty when those of both
+///      have freed it. Then the other CTA's producer may write to it, and so may this CTA's: copies
+///      to the other CTA read it no more, since its consumers have used what they brought.
 template <typename S>
 struct alignas(1024) MlaSharedMemory {
   static constexpr int kOperands = S::kHasValues ? 2 : 1;
@@ -86,8 +89,6 @@ struct alignas(1024) MlaSharedMemory {
   float sums[2][S::kWarpgroups][S::kTileQ];
   int32_t num_states[S::kContexts];
   alignas(64) Sm90Context contexts[S::kContexts];
-  // Of pairs of CTAs: the consumers of the other CTA have freed their slot, in turn as in `empty`.
-  uint64_t other_empty[S::kPairs ? S::kSlots : 1][2];
   // Of keys that MlaPairLoader will look up, one for each lane.
   int32_t ids[S::kPairs ? S::kWideningWarps : 1][32];
   // Tensor maps and wgmma need tiles at multiples of 1024 bytes: the permutation of 16-byte groups
@@ -123,13 +124,6 @@ struct MlaSmem {
   }
   FLASHPLAN_DEVICE uint32_t empty(uint32_t block, int part) const {
     return base + FLASHPLAN_OFFSET_OF(Memory, empty) + slot_of(block) * 16 + part * 8;
-  }
-  /// In pairs of CTAs: the phase in which this place has become empty in the other CTA.
-  FLASHPLAN_DEVICE MbarrierPhase other_emptied(uint32_t block, int part) const {
-    return {other_empty(block, part), (block / S::kSlots & 1) ^ 1};
-  }
-  FLASHPLAN_DEVICE uint32_t other_empty(uint32_t block, int part) const {
-    return base + FLASHPLAN_OFFSET_OF(Memory, other_empty) + slot_of(block) * 16 + part * 8;
   }
   // Phases of values that are tensors of their own. keys_read(): the phase in which the keys of the
   // block have freed the place of its values; values_read(): that in which the values of the block

@@ -14,10 +14,10 @@ namespace flashplan::device {
 /// lanes that load the row get its address from that lane by a shuffle.
 ///
 /// In a pair of CTAs, warp w of CTA c has the 8 rows from 32 c + 8 w on. It stores them to its own
-/// slot and, when the other CTA's slot is empty too, copies them there. These copies count for the
-/// other CTA's mbarriers for full, which thus need no arrivals from here. Both CTAs walk over the
-/// same blocks, and each finds out about all 64 rows whether they exist: the upper lanes of a warp
-/// look up the rows of warp w of the other CTA.
+/// slot, and copies them from there to the other CTA. These copies count for the other CTA's
+/// mbarriers for full, which thus need no arrivals from here. Both CTAs walk over the same blocks,
+/// and each finds out about all 64 rows whether they exist: the upper lanes of a warp look up the
+/// rows of warp w of the other CTA.
 ///
 /// Lanes widen items of 16 numbers of a row. Of each 8 rows and 64 dims, lane i has one item, in
 /// row i / 4. So all that a lane loads and stores lies at fixed distances from two addresses in the
@@ -191,8 +191,6 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
     const uint32_t full = smem_.full(number, part).barrier;
     if constexpr (S::kPairs) {
       fence_async_proxy();
-      const MbarrierPhase emptied = smem_.other_emptied(number, part);
-      mbarrier_wait(emptied.barrier, emptied.parity);
       __syncwarp();
       if (lane() != 0) return;
       constexpr int kHalfBytes = kRows * S::kHalfDims * 2;

@@ -27,15 +27,19 @@ static_assert(sizeof(Mbarrier) == 8);
 /// Copies under way.
 struct CopyEngine {
   std::vector<std::function<void()>> copies;
+  std::vector<std::function<void()>> late;  // those to other CTAs, which take long
   std::mt19937 random{1};
 
   /// Takes what other CTAs of the cluster have sent to this one.
   void take_from_others();
+  bool is_idle() const { return copies.empty() && late.empty(); }
   void finish_one() {
-    if (copies.empty()) return;
-    std::swap(copies[random() % copies.size()], copies.back());
-    const std::function<void()> copy = std::move(copies.back());
-    copies.pop_back();
+    const bool is_late = !late.empty() && random() % 8192 == 0;
+    std::vector<std::function<void()>>& from = is_late ? late : copies;
+    if (from.empty()) return;
+    std::swap(from[random() % from.size()], from.back());
+    const std::function<void()> copy = std::move(from.back());
+    from.pop_back();
     simt::note_event();
     copy();
   }
@@ -65,6 +69,7 @@ inline void reset_copy_engine(unsigned seed) {
   CopyEngine& engine = copy_engine();
   engine.take_from_others();
   engine.copies.clear();
+  engine.late.clear();
   engine.random.seed(seed);
 }
 
@@ -221,12 +226,15 @@ inline void mbarrier_arrive_in_cluster(uint32_t barrier) {
   const int thread = (is_own ? 0 : simt::kMaxThreads) + simt::cta->current;
   send(barrier, [=](uint32_t at) { arrive_of(thread, at, 1); });
 }
-/// Reads its source as late as other copies do.
+/// Reads its source as late as other copies do. Until then it must not change.
 inline void bulk_send(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
   if (to % 16 != 0 || from % 16 != 0 || bytes % 16 != 0) simt::fail("a bulk copy is not aligned");
   if (to >> 24 != barrier >> 24) simt::fail("bytes count in another CTA than they come to");
-  copy_engine().copies.emplace_back([=] {
-    const std::vector<unsigned char> sent(at_shared(from), at_shared(from) + bytes);
+  const std::vector<unsigned char> sent(at_shared(from), at_shared(from) + bytes);
+  copy_engine().late.emplace_back([=] {
+    if (std::memcmp(sent.data(), at_shared(from), bytes) != 0) {
+      simt::fail("what a bulk copy reads was changed");
+    }
     send(to, [=](uint32_t own) {
       std::memcpy(at_shared(own), sent.data(), sent.size());
       receive(barrier & 0xffffffU, static_cast<int>(sent.size()));
@@ -234,7 +242,7 @@ inline void bulk_send(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barri
   });
 }
 inline void cluster_barrier() {
-  while (!copy_engine().copies.empty()) copy_engine().finish_one();
+  while (!copy_engine().is_idle()) copy_engine().finish_one();
   simt::cluster_arrive();
   simt::cluster_wait();
 }
