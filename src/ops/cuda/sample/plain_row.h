@@ -93,18 +93,19 @@ class PlainRow {
     scale_ =
         kFromProbs ? sampling::absolute_scale() : sampling::make_scale(0.0F, temperature, false);
   }
-  /// The largest of the elements that start_reading() has loaded for this thread.
-  __device__ float largest_loaded() const {
-    float largest = -INFINITY;
-    if (fetched_ < 0) return largest;
+  /// The smallest and the largest of the elements that start_reading() has loaded for this thread.
+  /// Without any, the smallest one is infinity and the largest one -infinity.
+  __device__ Range range_loaded() const {
+    Range range{INFINITY, -INFINITY};
+    if (fetched_ < 0) return range;
 #pragma unroll
     for (int u = 0; u < kWords; ++u) {
       float x[kVec];
       unpack<kDType, kVec>(words_[u], x);
 #pragma unroll
-      for (int e = 0; e < kVec; ++e) largest = fmaxf(largest, x[e]);
+      for (int e = 0; e < kVec; ++e) range = {fminf(range.low, x[e]), fmaxf(range.high, x[e])};
     }
-    return largest;
+    return range;
   }
   /// Reads the CTA's blocks, and sends the entries of these blocks to all CTAs. The threads of a
   /// warp call see(x) for kVec values at a time, and after each block end_block(its number, its

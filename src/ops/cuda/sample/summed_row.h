@@ -111,7 +111,8 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
       shared_.bins[b] = 0;
     }
     if (threadIdx.x == 0) shared_.num_listed = 0;
-    float largest = this->largest_loaded();
+    const Range loaded = this->range_loaded();
+    float largest = loaded.high;
     if (!elements_.has_words(0, kBlock)) {
       largest = elements_.at(min(static_cast<int>(threadIdx.x), p_.vocab - 1));
     }
@@ -124,6 +125,8 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
     bins_ = Values(base, is_greedy_ ? 1.0F : scale_.factor);
     place_of_base_ = bins_.place_of(base);
     least_of_last_ = bins_.least_of_last();
+    const bool is_same = bins_.bin_of(loaded.low) == bins_.bin_of(loaded.high);
+    is_flat_ = __ballot_sync(~0U, is_same) == ~0U;
   }
 
   /// The largest of some elements of the CTA's part that this thread reads, for rows whose first
@@ -261,11 +264,11 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
   float place_of_largest_ = 0.0F;
 
  private:
-  // Half of what a block weighs if all of its elements are equal.
+  // What a block weighs that is about flat: half of what it weighs if its elements are equal.
   static constexpr uint64_t kFlat = uint64_t{kBlock} << (kFromProbs ? 25 : 26);
 
   float least_of_last_ = 0.0F;  // see ValueBins
-  bool is_flat_ = false;        // whether the warp's last block weighed more than kFlat
+  bool is_flat_ = false;        // whether the warp's last block, or else its first, is about flat
 };
 
 }  // namespace flashplan::cuda
