@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "ops/cuda/sample/filters.h"
 #include "ops/cuda/sample/ways.h"
@@ -12,7 +13,11 @@ namespace flashplan::cuda {
 
 /// Draws and writes the token, or returns why there is none. After the last barrier of the
 /// cluster no CTA touches the memory of another one, so each may end when it likes.
-template <class Row>
+///
+/// With top-p alone, tokens are tried until top-p keeps one. `kThresholdFirst`: what top-p keeps is
+/// found first, as a log-probability needs it, and tells which of them it keeps. Else it is found
+/// only if top-p drops all tries.
+template <bool kThresholdFirst, class Row>
 __device__ SampleError choose_token(Row& row) {
   const SampleError of_row = load_row(row);
   const SampleError error = row.error_of_parameters();
@@ -24,18 +29,7 @@ __device__ SampleError choose_token(Row& row) {
   Cut cut = sampling::keep_all(sampling::least_weight(row.shared.min_p));
   const bool is_tried =
       sampling::is_tried(row.shared.top_k, row.shared.top_p, row.shared.min_p, row.p.vocab);
-  if (!is_tried) {
-    if (Row::kIsFromProbs || row.p.joint) {
-      const uint64_t all = count_row(row);
-      if (Row::kIsFromProbs && !sampling::sums_to_one(all, row.largest))
-        return SampleError::kProbabilities;
-    }
-    if (!row.p.joint && draw_from_gathered(row, cut)) return SampleError::kNone;
-  }
-  // A log-probability needs what top-p keeps, which then tells which tries it keeps. Else what it
-  // keeps is found only if it drops all tries.
-  const bool is_tried_last = is_tried && row.p.logprobs != nullptr;
-  if (is_tried && !is_tried_last) {
+  if (is_tried && !kThresholdFirst) {
     const TriedToken tried = draw_by_tries(row, 0);
     if (tried.error != SampleError::kNone) return tried.error;
     if (tried.token != 0) {
@@ -43,8 +37,14 @@ __device__ SampleError choose_token(Row& row) {
       return SampleError::kNone;
     }
   }
+  if (!is_tried && (Row::kIsFromProbs || row.p.joint)) {
+    const uint64_t all = count_row(row);
+    if (Row::kIsFromProbs && !sampling::sums_to_one(all, row.largest))
+      return SampleError::kProbabilities;
+  }
+  if (!row.p.joint && draw_from_gathered(row, cut)) return SampleError::kNone;
   const uint64_t total = apply_filters(row, &cut);
-  if (is_tried_last) {
+  if (is_tried && kThresholdFirst) {
     const TriedToken tried = draw_by_tries(row, cut.key);
     if (tried.error != SampleError::kNone) return tried.error;
     if (tried.token != 0) {
@@ -85,10 +85,10 @@ __device__ SampleError take_largest(Row& row) {
 }
 
 /// Draws and writes the token of a row, or writes why there is none.
-template <class Row>
+template <bool kThresholdFirst, class Row>
 __device__ void draw_row(Row& row) {
   start_row(row);
-  const SampleError error = choose_token(row);
+  const SampleError error = choose_token<kThresholdFirst>(row);
   if (error != SampleError::kNone && is_first_thread_of_cluster()) {
     row.write(-1, NAN, error);
   }
@@ -100,12 +100,12 @@ template <DType kDType, bool kFromProbs>
 __device__ __noinline__ void draw_from_cluster(const RowParams<SampleParams>& params,
                                                SampleShared& shared, float* memory) {
   SampleRow<kDType, kFromProbs, false> row(params.p, params.split, shared, memory);
-  draw_row(row);
+  draw_row<true>(row);
 }
 
 namespace {
 
-template <DType kDType, bool kFromProbs, bool kHeld>
+template <DType kDType, bool kFromProbs, bool kHeld, bool kThresholdFirst>
 __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
     sample_kernel(const __grid_constant__ RowParams<SampleParams> params) {
   __shared__ SampleShared shared;
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
   if (is_without_row(params.p, row_of_cluster())) return;
   SampleRow<kDType, kFromProbs, kHeld> row(params.p, params.split, shared,
                                            reinterpret_cast<float*>(memory));
-  draw_row(row);
+  draw_row<kThresholdFirst>(row);
 }
 
 }  // namespace
@@ -121,11 +121,15 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
 template <DType kDType>
 Status sample_cluster(const SampleParams& p, Device device, Stream stream) noexcept {
   const RowDivision division = division_of_rows(p.num_rows, device);
-  constexpr RowKernels<SampleParams> kFromProbs{sample_kernel<kDType, true, true>,
-                                                sample_kernel<kDType, true, false>};
-  constexpr RowKernels<SampleParams> kFromLogits{sample_kernel<kDType, false, true>,
-                                                 sample_kernel<kDType, false, false>};
-  return launch_rows(p.from_probs ? kFromProbs : kFromLogits, p, device, stream, division);
+  const auto launch = [&](auto from_probs) {
+    constexpr bool kFromProbs = decltype(from_probs)::value;
+    const RowKernels<SampleParams> kernels{p.logprobs != nullptr
+                                               ? sample_kernel<kDType, kFromProbs, true, true>
+                                               : sample_kernel<kDType, kFromProbs, true, false>,
+                                           sample_kernel<kDType, kFromProbs, false, true>};
+    return launch_rows(kernels, p, device, stream, division);
+  };
+  return p.from_probs ? launch(std::true_type{}) : launch(std::false_type{});
 }
 
 }  // namespace flashplan::cuda

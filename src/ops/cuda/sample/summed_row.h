@@ -135,7 +135,7 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
     constexpr int kStep = 64;
     const int end = min(this->end_block_ * kBlock, p_.vocab);
     float largest = -INFINITY;
-#pragma unroll 1
+#pragma unroll 6
     for (int i = this->first_block_ * kBlock + static_cast<int>(threadIdx.x) * kStep; i < end;
          i += kRowThreads * kStep) {
       largest = fmaxf(largest, elements_.at(i));
