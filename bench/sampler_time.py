@@ -15,6 +15,8 @@ from gpu_sampling import DISTRIBUTIONS, OTHER_WAYS, TOP_P_WAYS, sample_call
 
 NUMBERS = {
     "top-k 50": ({"top_k": 50}, {}),
+    "top-k 1000": ({"top_k": 1000}, {}),
+    "top-k 1000 cold": ({"top_k": 1000, "temperature": 0.4}, {}),
     "top-k 50 top-p 0.9": ({"top_k": 50, "top_p": 0.9}, {}),
     "min-p 0.1": ({"min_p": 0.1}, {}),
     "temperature 0.8": ({"temperature": 0.8}, {}),

@@ -17,6 +17,54 @@ namespace flashplan::cuda {
 
 using Mass = unsigned long long;  // as atomicAdd() takes it
 
+/// Narrows a range of keys to those of one of 8,192 bins, at which the number of a row's elements
+/// from the largest key down reaches `wanted`. The lowest bin does not count masked elements, which
+/// may be most of the row, and is chosen if no bin reaches it. A function of its own, as
+/// draw_kept().
+template <DType kDType>
+__device__ __noinline__ KeyRange divide_by_counts(RowPart<kDType, false> row, KeyRange keys,
+                                                  uint64_t wanted, CountedShared& shared,
+                                                  SampleShared& common) {
+  constexpr int kLogBins = 13;
+  static_assert(1 << kLogBins == kValueBins);
+  constexpr int kVec = RowPart<kDType, false>::kVec;
+  const int shift = keys.shift(kLogBins);
+  __syncthreads();  // all have read the list, which is in the memory of the bins
+#pragma unroll 1
+  for (int b = static_cast<int>(threadIdx.x); b < kValueBins; b += kRowThreads) {
+    shared.bins[b] = 0;
+  }
+  if (threadIdx.x == 0) common.selected[0] = 0;
+  __syncthreads();
+  uint32_t num_above = 0;
+  row.stream(row.count(), [&](const float (&x)[kVec], int i) {
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) {
+      const uint32_t key = key_of(x[e]);
+      if (i + e >= row.count() || x[e] == -INFINITY) continue;
+      num_above += key > keys.most ? 1U : 0U;
+      if (key >= keys.least && key <= keys.most) {
+        atomicAdd(&shared.bins[(key - keys.least) >> shift], 1U);
+      }
+    }
+  });
+  const uint64_t above = sums_of_cta(num_above, common.warp_values).all;
+  __syncthreads();  // all have read the sums of warps, and all have added to the bins
+  const int first = first_bin(static_cast<int>(threadIdx.x));
+  uint64_t own = 0;
+#pragma unroll 1
+  for (int b = first; b > max(first - kBinsOfThread, -1); --b) own += shared.bins[b];
+  uint64_t reached = above + sums_of_cta(own, common.warp_values).before;
+  if (reached < wanted && wanted <= reached + own) {
+    int b = first;
+    while ((reached += shared.bins[b]) < wanted) --b;
+    common.selected[0] = static_cast<uint32_t>(b);
+  }
+  __syncthreads();
+  keys.narrow(static_cast<int>(common.selected[0]), shift);
+  return keys;
+}
+
 /// All threads of the CTA go through all calls together.
 template <DType kDType, bool kFromProbs>
 class KeptOfRow {
@@ -43,6 +91,10 @@ class KeptOfRow {
     if (are_bins_usable()) {
       range = find_range();
       if (estimate_mass(range)) return;
+      if (by_count_ && range.low == -INFINITY) {  // below the bins are very many elements
+        keys_ = {key_of(-INFINITY), key_of(range.high) - 1};
+        range = divide();
+      }
     }
 #pragma unroll 1
     for (;;) {
@@ -307,13 +359,17 @@ class KeptOfRow {
   }
   /// Narrows the keys to some that have the threshold. Returns the range of their values.
   __device__ Range divide() {
-    keys_.narrow(common_.bins, shared_.groups, common_.found, wanted_amount(), amount_above(),
-                 [&](const auto& add) {
-                   for_each_of_row([&](float x) {
-                     const uint32_t amount = amount_of(x);
-                     if (amount != 0) add(key_of(x), amount);
+    if (by_count_) {
+      keys_ = divide_by_counts(elements_, keys_, wanted_amount(), shared_, common_);
+    } else {
+      keys_.narrow(common_.bins, shared_.groups, common_.found, wanted_amount(), above_,
+                   [&](const auto& add) {
+                     for_each_of_row([&](float x) {
+                       const uint32_t weight = weight_of(x);
+                       if (weight != 0) add(key_of(x), weight);
+                     });
                    });
-                 });
+    }
     return {sampling::value_of(keys_.least), sampling::value_of(keys_.most + 1)};
   }
 

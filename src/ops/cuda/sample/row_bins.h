@@ -141,9 +141,9 @@ __device__ inline Bin find_bin(const Bins& bins, uint64_t* groups, uint64_t abov
 struct KeyRange {
   uint32_t least, most;
 
-  /// A bin gets 2^shift() keys, so that there are at most 2^kLogKeyBins bins.
-  __device__ int shift() const {
-    return max(32 - __clz(static_cast<int>(most - least)) - kLogKeyBins, 0);
+  /// A bin gets 2^shift() keys, so that there are at most 2^log_bins bins.
+  __device__ int shift(int log_bins = kLogKeyBins) const {
+    return max(32 - __clz(static_cast<int>(most - least)) - log_bins, 0);
   }
   __device__ void narrow(int bin, int shift) {
     least += static_cast<uint32_t>(bin) << shift;
