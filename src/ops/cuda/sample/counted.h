@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "ops/cuda/sample/exchange.h"
 #include "ops/cuda/sample/summed_row.h"
 
 namespace flashplan::cuda {
@@ -93,17 +94,20 @@ class SampleCounted : SummedRow<kDType, kFromProbs> {
 
   // --- Tries ---
 
+  using BoundsExchange = Exchange<2 * kTriesAtOnce>;
+
   /// The key and, in the low half, the id of the first try's token that top-p keeps; 0: it drops
   /// all tries.
   __device__ uint64_t try_tokens() {
+    BoundsExchange exchange(shared_.bounds_mail, &shared_.bounds[0][0][0]);
 #pragma unroll 1
     for (int begin = 0; begin < kMostTries; begin += kTriesAtOnce) {
-      judge(begin);
+      judge(begin, exchange);
 #pragma unroll 1
       for (int t = 0; t < kTriesAtOnce; ++t) {
         const uint32_t verdict = shared_.verdicts[t];
         const uint64_t token = shared_.tokens[t];
-        if (verdict == kKept || (verdict == kUnknown && is_kept(token))) return token;
+        if (verdict == kKept || (verdict == kUnknown && is_kept(token, exchange))) return token;
       }
       __syncthreads();  // verdicts and tokens have been read
     }
@@ -113,16 +117,16 @@ class SampleCounted : SummedRow<kDType, kFromProbs> {
   /// Draws the tokens of the next kTriesAtOnce tries and decides about each of them. Stores them in
   /// shared_.tokens and the decisions in shared_.verdicts. Each CTA draws all of these tokens
   /// itself, also from blocks that other CTAs have read, which saves an exchange between the CTAs.
-  __device__ void judge(int begin) {
+  __device__ void judge(int begin, BoundsExchange& exchange) {
     const int warp = warp_of_thread();
-    expect(kTriesAtOnce);
+    exchange.expect(kTriesAtOnce * sizeof(Bounds));
 #pragma unroll 1
     for (int t = 0; t < kTriesAtOnce; ++t) this->choose(t, shared_.randoms[begin + t]);
     __syncthreads();
-    if (warp < kTriesAtOnce) send(warp, bounds_of(draw(warp)));
-    receive();
+    if (warp < kTriesAtOnce) send(exchange, warp, bounds_of(draw(warp)));
+    exchange.receive();
     if (warp < kTriesAtOnce) {
-      const uint32_t verdict = verdict_of(received(warp));
+      const uint32_t verdict = verdict_of(received(exchange, warp));
       if (lane_of_thread() == 0) shared_.verdicts[warp] = verdict;
     }
     __syncthreads();
@@ -144,39 +148,16 @@ class SampleCounted : SummedRow<kDType, kFromProbs> {
   struct Bounds {
     uint64_t least, most;
   };
-  static __device__ uint32_t bytes_of_bounds() {
-    return static_cast<uint32_t>(cluster_size()) * sizeof(uint64_t[2]);
-  }
-
-  // In a step each CTA sends two values for each token to all CTAs, itself among them. There are
-  // two mailboxes and two arrays: one for even steps, one for odd ones. A CTA begins to send only
-  // when all of its threads have read what the step before brought, and a step ends only when all
-  // CTAs have sent. So when an array is written again, two steps later, nobody still reads it.
-
-  __device__ Mailbox& mail() { return shared_.bounds_mail[step_ % 2]; }
-  /// Says that each CTA sends the values of `num_tokens` tokens in this step. At least warp 0 calls
-  /// it.
-  __device__ void expect(int num_tokens) {
-    if (threadIdx.x == 0) mail().expect(static_cast<uint32_t>(num_tokens) * bytes_of_bounds());
-  }
-  /// Sends two values to each CTA of the cluster. One warp calls it.
-  __device__ void send(int token, const Bounds& values) {
+  /// Sends the bounds of a token to all CTAs. One warp calls it.
+  __device__ void send(BoundsExchange& exchange, int token, const Bounds& bounds) const {
     const int rank = lane_of_thread();
-    uint64_t (&to)[2] = shared_.bounds[step_ % 2][token][cluster_rank()];
-    if (rank < cluster_size()) mail().send(to, values.least, values.most, rank);
-  }
-  /// Waits for the values of all CTAs, and ends the step. All threads call it.
-  __device__ void receive() {
-    mail().wait(step_ / 2 % 2);
-    ++step_;
+    uint64_t* to = exchange.own_values() + 2 * token;
+    if (rank < cluster_size()) exchange.mail().send(to, bounds.least, bounds.most, rank);
   }
   /// The sums, over the CTAs, of what they have sent for a token in the step that has ended.
-  __device__ Bounds received(int token) const {
-    const int rank = lane_of_thread();
-    const uint64_t (&of_ranks)[kMaxCluster][2] = shared_.bounds[(step_ - 1) % 2][token];
-    const bool is_rank = rank < cluster_size();
-    return {sum_of_warp(is_rank ? of_ranks[rank][0] : 0),
-            sum_of_warp(is_rank ? of_ranks[rank][1] : 0)};
+  __device__ Bounds received(const BoundsExchange& exchange, int token) const {
+    return {sum_of_warp(exchange.value_of_rank(2 * token)),
+            sum_of_warp(exchange.value_of_rank(2 * token + 1))};
   }
 
   /// Bounds of the mass of those elements of the CTA's part that come before a token: larger ones,
@@ -228,7 +209,7 @@ class SampleCounted : SummedRow<kDType, kFromProbs> {
 
   /// Whether top-p keeps a token, from exact weights: the cluster reads the row again. All threads
   /// of the cluster call it.
-  __device__ bool is_kept(uint64_t token) {
+  __device__ bool is_kept(uint64_t token, BoundsExchange& exchange) {
     const auto key = static_cast<uint32_t>(token >> 32);
     const auto id = static_cast<int>(static_cast<uint32_t>(token));
     const float value = sampling::value_of(key);
@@ -261,16 +242,15 @@ class SampleCounted : SummedRow<kDType, kFromProbs> {
     __syncthreads();
     if (warp_of_thread() == 0) {
       const bool is_warp = lane < kRowWarps;
-      expect(1);
-      send(0, {sum_of_warp(is_warp ? plain_.warp_values[lane][0] : 0),
-               sum_of_warp(is_warp ? plain_.warp_values[lane][1] : 0)});
+      exchange.expect(sizeof(Bounds));
+      send(exchange, 0,
+           {sum_of_warp(is_warp ? plain_.warp_values[lane][0] : 0),
+            sum_of_warp(is_warp ? plain_.warp_values[lane][1] : 0)});
     }
-    receive();
-    const Bounds sum = received(0);
+    exchange.receive();
+    const Bounds sum = received(exchange, 0);
     return sum.least < sampling::part_of(p_.top_p.of(row_), sum.most);
   }
-
-  unsigned step_ = 0;  // of the exchange of bounds
 };
 
 /// Whether SampleCounted can draw from rows of this length.

@@ -46,7 +46,7 @@ struct CountedShared {
   sampling::RandomPair randoms[sampling::kMostTries];
   uint64_t tokens[kTriesAtOnce];  // key, id
   uint32_t verdicts[kTriesAtOnce];
-  alignas(16) uint64_t bounds[2][kTriesAtOnce][kMaxCluster][2];  // of tries and CTAs, of two steps
+  alignas(16) uint64_t bounds[2][kMaxCluster][2 * kTriesAtOnce];  // of CTAs and tries, of two steps
 };
 
 template <DType kDType, bool kFromProbs>
