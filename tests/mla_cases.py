@@ -165,7 +165,19 @@ def expected(case, inputs, keys=None, **options):
     arguments = (inputs.q, requests, inputs.qo_indptr)
     exact = reference.batch_attention(*arguments, **options)
     twin = reference.batch_attention(*arguments, **options, dtype=case.q_dtype)
+    if case.kv_dtype == "fp8_ds_mla":
+        # GPU kernels round the product of a number and its scale to the dtype of q.
+        rounded = [k.astype(case.q_dtype).astype(np.float64) for k in keys]
+        requests = [(k[:, None], k[:, None, : case.dims[1]]) for k in rounded]
+        of_rounded = reference.batch_attention(inputs.q, requests, inputs.qo_indptr, **options)
+        twin = [farther(*xs) for xs in zip(exact, twin, of_rounded, strict=True)]
     return (*exact, twin[0].astype(case.o_dtype or case.q_dtype), twin[1])
+
+
+def farther(exact, a, b):
+    """Of each element of a and b the one that is farther from the exact one."""
+    with np.errstate(invalid="ignore"):  # -inf - -inf
+        return np.where(np.abs(b - exact) > np.abs(a - exact), b, a)
 
 
 def with_heads(tensor, heads, is_paged):
