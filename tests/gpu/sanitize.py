@@ -150,7 +150,14 @@ def run_once(tool):
     for options in ({"cache_dtype": "float8_e4m3fn"}, {"strided": True, "csr": True}):
         problem = test_rope_append.Problem(rng, kv_lens=(5, 99, 12, 1, 40), **options)
         test_rope_append.check(problem, fp.Rope(), framework)
-    for vocab in (70, 20000):
+    # A cluster of several CTAs reads a row of `long` elements. A shorter row is read by one CTA,
+    # which sends messages to itself. memcheck reports these as errors, so it gets long rows only.
+    long = 40000
+
+    def short(size):
+        return long if tool == "memcheck" else size
+
+    for vocab in (short(70), long):
         drafts = test_speculative.random_drafts(rng, 3, 4, vocab)
         test_speculative.verify(framework, *drafts, [-1, -1, 0, 1])
     test_penalties.check(rng, framework, 3, 9000, 50, "bfloat16", (1.3, 0.5, 0.25))
@@ -162,13 +169,6 @@ def run_once(tool):
         test_rows.check_gated(rng, "gelu_tanh", shape, dtype, True, framework)
         test_rope.check_rope(rng, fp.Rope(), framework, dtype=dtype, strided=True)
         count += 5
-    # A cluster of several CTAs reads a row of `long` elements. A shorter row is read by one CTA,
-    # which sends messages to itself. memcheck reports these as errors, so it gets long rows only.
-    long = 40000
-
-    def short(size):
-        return long if tool == "memcheck" else size
-
     for name, options in test_sampling.FILTERS.items():
         clusters = name in ("k 5", "p 0.3", "all")
         size, dtype = (long, "float32") if clusters else (short(5000), "bfloat16")
