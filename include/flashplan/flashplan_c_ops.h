@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an engine calls beside attention, for C: norms, activations, rotary embedding, and sampling.
-// The rules of flashplan_c.h for statuses, messages, structs and memory hold here. Each function is
-// the one of the same name in norm.h, activation.h, rope.h, kv_cache.h, mla.h, sampling.h,
-// speculative.h or penalties.h. That header says what the function computes, which shapes and
-// dtypes its tensors must have, and which errors it returns.
+// The rules of flashplan_c.h for statuses, messages, structs and memory hold here. Each function
+// calls a C++ function of the same name, whose header (norm.h, rope.h, sampling.h, ...) says what
+// it computes, which shapes and dtypes its tensors must have, and which errors it returns.
 //
 // A tensor argument must not be NULL unless its comment says so. On a GPU each call launches one
-// kernel on `stream`, allocates nothing, does not synchronise, and may be captured into a graph. On
-// the CPU a call returns when its results are written.
+// kernel on `stream`, or a few where the C++ header says so, allocates nothing, does not
+// synchronise, and may be captured into a graph. On the CPU a call returns when its results are
+// written.
 #pragma once
 
 #include "flashplan/flashplan_c.h"
@@ -24,7 +24,8 @@ FLASHPLAN_API flashplan_status flashplan_rmsnorm(const flashplan_tensor* x,
                                                  int32_t gemma, flashplan_stream stream,
                                                  char* message) FLASHPLAN_NOEXCEPT;
 
-// Adds x to residual, then writes rmsnorm(residual) to x. weight may be NULL: there is none.
+// Adds x to residual, then writes rmsnorm(residual) to x. If weight is NULL, nothing is multiplied
+// by it.
 FLASHPLAN_API flashplan_status flashplan_add_rmsnorm(const flashplan_tensor* x,
                                                      const flashplan_tensor* residual,
                                                      const flashplan_tensor* weight, float eps,
@@ -196,8 +197,8 @@ FLASHPLAN_API flashplan_status flashplan_gather_mla(const flashplan_mla_gather_t
                                                     flashplan_stream stream,
                                                     char* message) FLASHPLAN_NOEXCEPT;
 
-// out = softmax(logits / temperature); temperatures is NULL, or has a number for each request
-// instead of `temperature`. `out` may be logits.
+// Computes out = softmax(logits / temperature). temperatures is NULL, or has a number for each
+// request instead of `temperature`. `out` may be logits.
 FLASHPLAN_API flashplan_status flashplan_softmax(const flashplan_tensor* logits, float temperature,
                                                  const flashplan_tensor* temperatures,
                                                  const flashplan_tensor* out,

@@ -57,17 +57,17 @@ struct AppendTensors {
 FLASHPLAN_API Status append_paged_kv(const AppendTensors& tensors,
                                      Stream stream = nullptr) noexcept;
 
-/// apply_rope() and append_paged_kv() at once, and the same to the bit: rotates the new tokens of
-/// q [>= indptr[batch_size], num_qo_heads, head_dim] and k by their positions in their requests,
-/// writes q to `out_q`, which is shaped like q and may be q, and k and v to their pages. k itself
-/// is not changed. Rows of q that belong to no request are not written.
+/// Does what apply_rope() and append_paged_kv() do, with the same bits. It rotates the new tokens
+/// of q [>= indptr[batch_size], num_qo_heads, head_dim] and of k by their positions in their
+/// requests. It writes q to `out_q`, which is shaped like q and may be q, and k and v to their
+/// pages. k itself is not changed. Rows of q that belong to no request are not written.
 ///
 /// q, k and v have one dtype: float32, float16 or bfloat16; the caches have that one, or both the
-/// same 8-bit float. There is no slot_mapping and no batch_indices, since positions follow from
-/// kv_lens.
+/// same 8-bit float. slot_mapping, batch_indices and positions must be empty, since positions
+/// follow from kv_lens.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph,
-/// as append_paged_kv(). Tokens whose page id lies outside the cache are rotated in q alone.
+/// as append_paged_kv() may. Tokens whose page id lies outside the cache are rotated in q alone.
 ///   kInvalidArgument, kInvalidType  an argument is malformed, or what is written shares memory
 ///                                   with another argument; nothing was written
 ///   kCudaError                      the launch failed

@@ -22,7 +22,7 @@ struct MlaCache {
 struct MlaAppendTensors {
   TensorView kv_c;  // [>= tokens, C] float32, float16 or bfloat16
   TensorView k_pe;  // [>= tokens, R] of kv_c's dtype; empty: R is 0
-  MlaCache cache;   // written; kv_c's dtype, an 8-bit float, or of bfloat16 tokens kFp8DsMla
+  MlaCache cache;   // written; kv_c's dtype, an 8-bit float, or kFp8DsMla if kv_c is bfloat16
   /// [tokens] int64: token i goes to slot page * page_size + row in page; -1 skips it. Slots must
   /// differ.
   TensorView slot_mapping;
@@ -39,7 +39,7 @@ struct MlaAppendTensors {
 
 /// Normalises the latent dims of new tokens, rotates the others by their positions, narrows both
 /// and writes them to their slots: rmsnorm(), apply_rope() and append_paged_kv() at once, with the
-/// roundings of these. Tokens that are skipped are rotated in q_pe. `rope`: null: nothing is
+/// roundings of these. Tokens that are skipped are rotated in q_pe. If `rope` is null, nothing is
 /// rotated.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
@@ -58,15 +58,15 @@ struct MlaGatherTensors {
   /// those of request r.
   TensorView kv_indptr;
   TensorView starts;  // [batch_size] int32: the first token of each request; empty: 0
-  /// [>= kv_indptr[batch_size], C + R], or C where out_tail has [..., R]; written. They have the
-  /// dtype of the cache or, if that is 8-bit, float32, float16 or bfloat16. Other rows are not
-  /// written.
+  /// `out` [>= kv_indptr[batch_size], C + R] is written. If out_tail is given, `out` has only the C
+  /// latent dims, and out_tail, with as many rows, the R others. Both have the dtype of the cache
+  /// or, if that is 8-bit, float32, float16 or bfloat16. Other rows are not written.
   TensorView out, out_tail;
   float scale = 1.0F;  // real key = scale * stored key; a normal float > 0
 };
 
 /// Copies tokens starts[r], starts[r] + 1, ... of each request out of their pages, and widens 8-bit
-/// floats: a chunk of a prefix, which is then multiplied by the weights that expand it.
+/// floats. The caller then multiplies this chunk of a prefix by the weights that expand it.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 /// Values of index tensors are not checked there: a row whose page id is outside of the cache or of

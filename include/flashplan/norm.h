@@ -8,9 +8,9 @@
 
 namespace flashplan {
 
-// In all of these: x [..., n] of rank 1 to 4 is float32, float16 or bfloat16, and its rows may have
-// any strides. weight [n] has x's dtype or is float32; if it is empty, rows are normalised and not
-// multiplied by a weight. `out` is shaped like x, and has its dtype or is float8_e4m3fn or
+// In all functions below, x [..., n] of rank 1 to 4 is float32, float16 or bfloat16. Its rows may
+// have any strides. weight [n] has x's dtype or is float32; if it is empty, rows are normalised and
+// not multiplied by a weight. `out` is shaped like x, and has its dtype or is float8_e4m3fn or
 // float8_e5m2; with x's dtype it may be x. Sums and products are in float32, and the result is
 // rounded once; in 8-bit formats, values that are too large become the largest one. On CUDA: one
 // launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
@@ -31,17 +31,18 @@ struct RmsNormOptions {
   bool pdl = false;  // programmatic dependent launch, see AttentionTensors
 };
 
-/// out = x / sqrt(mean(x^2) + eps) * weight.
+/// Computes out = x / sqrt(mean(x^2) + eps) * weight.
 FLASHPLAN_API Status rmsnorm(const TensorView& x, const TensorView& weight, const TensorView& out,
                              const RmsNormOptions& options = {}, Stream stream = nullptr) noexcept;
 
-/// residual += x, rounded to the dtype; then x = rmsnorm(residual). Both have the same shape.
+/// Adds x to residual, rounded to the dtype, and then writes rmsnorm(residual) to x. Both tensors
+/// have the same shape.
 FLASHPLAN_API Status add_rmsnorm(const TensorView& x, const TensorView& residual,
                                  const TensorView& weight, const RmsNormOptions& options = {},
                                  Stream stream = nullptr) noexcept;
 
-/// residual += x, rounded to the dtype of residual; then out = rmsnorm(residual). x stays
-/// unchanged, unless `out` is the same tensor.
+/// Adds x to residual, rounded to residual's dtype, and then writes rmsnorm(residual) to `out`. x
+/// stays unchanged, unless `out` is the same tensor.
 FLASHPLAN_API Status add_rmsnorm(const TensorView& x, const TensorView& residual,
                                  const TensorView& weight, const TensorView& out,
                                  const RmsNormOptions& options, Stream stream) noexcept;

@@ -197,7 +197,7 @@ struct AttentionTensors {
   int32_t num_variant_scalars = 0;
   /// Programmatic dependent launch, on GPUs of compute capability 9.0 and later: the kernel may
   /// begin while the kernel before it in the stream ends, which hides the latency of its launch.
-  /// Results are the same: it reads and writes tensors only when all kernels before it have ended.
+  /// Results are the same: the kernel touches tensors only when all kernels before it have ended.
   /// In a captured graph the launches are linked likewise.
   bool pdl = false;
   /// At least Plan::workspace_bytes(), aligned to kWorkspaceAlignment; the contents do not matter.
@@ -231,8 +231,8 @@ class FLASHPLAN_API Plan {
   /// Checks the options, selects the kernels and allocates all that steps will need but the
   /// workspace; for a GPU also device memory for the schedule, and pinned memory to copy it from.
   /// Where batches of few query rows and batches of many rows are both within the bounds, a Plan
-  /// may have a kernel for each kind; plan() takes one of them. Compiles the variant, if any,
-  /// unless its code is in this process or in the cache on disk.
+  /// may have a kernel for each kind; plan() takes one of them, or on Hopper both for some batches.
+  /// Compiles the variant, if any, unless its code is in this process or in the cache on disk.
   ///   kInvalidArgument  an option is out of range, workspace_bytes is below the minimum, or a
   ///                     variant does not compile
   ///   kUnsupported      no kernel for these options, or for this GPU, or no compiler for a variant
@@ -275,8 +275,9 @@ class FLASHPLAN_API Plan {
   /// as the graph, and nothing notices a replay after they are gone. A run may be captured into a
   /// graph and replayed for any later plan() with the same tensors. The caller orders each replay
   /// after that plan(), most simply by using one stream. If the bounds allow prompts (max_qo_tokens
-  /// > max_batch_size), a captured run launches all kernels of the Plan, of which one has work.
-  /// Otherwise it launches the current one, and every later plan() takes that too.
+  /// > max_batch_size), a captured run launches all kernels of the Plan, also one that has no work.
+  /// Otherwise it launches the kernel that the last plan() took, and every later plan() takes the
+  /// same one.
   ///   kInvalidArgument, kInvalidType  a tensor does not fit the plan, or o or lse shares memory
   ///                                   with another argument; nothing was written
   ///   kNotReady                       there was no plan() yet; on the CPU, another run is using

@@ -58,7 +58,7 @@ struct SampleOptions {
 /// Which distribution log-probabilities are taken from.
 enum class LogprobsOf : int32_t {
   kFiltered = 0,  // the one that tokens are drawn from
-  kRaw,           // that which the input gives without temperature, bias and filters
+  kRaw,           // the one of the input, without temperature, bias and filters
 };
 
 struct SampleOutputs {

@@ -51,8 +51,8 @@ struct VerifyOutputs {
 /// same arguments give the same tokens on every device, in any batch.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
-/// A request with an error gets tokens and nodes of -1, and accepts no draft. On the CPU such a
-/// call is refused. Rows of probabilities of which no draw needs the whole row are not checked.
+/// A request with an error gets tokens and nodes of -1, and accepts no draft; on the CPU such a
+/// call is refused. A row of probabilities is checked only if a draw needs the whole row.
 ///   kInvalidArgument, kInvalidType  a tensor is malformed, or a request has an error, or outputs
 ///                                   share memory with another argument; nothing was written
 ///   kOutOfMemory                    on the CPU there is no memory for the results of the batch

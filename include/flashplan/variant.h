@@ -26,9 +26,9 @@ struct VariantScalar {
   float value = 0.0F;
 };
 
-/// Bodies are C++ statements without # that return a value; null: this part of attention does not
-/// change. Each is called with a float `x`, except for `mask`, and with the int32 positions that
-/// are named here:
+/// Bodies are C++ statements without # that return a value. Where a body is null, this part of
+/// attention does not change. Each body is called with a float `x`, except for `mask`, and with
+/// the int32 positions that are named here:
 ///
 ///   query, key,     x: one element. Positions: request, token, head, dim. Returns the element.
 ///   value           `head` is a query head of q, or a kv head of k and v. x is the stored number,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What append_paged_kv() and rope_append_paged_kv() check alike.
+// The checks and parameters that append_paged_kv() and rope_append_paged_kv() have in common.
 #pragma once
 
 #include "checks/memory_checks.h"

@@ -30,7 +30,7 @@ Status sample(const SampleParams& params) noexcept;
 
 /// If a row has an error, returns the error of the first such row, and writes nothing.
 Status filter_rows(const FilterParams& params) noexcept;
-/// Must come after sample(), which has checked the rows.
+/// Must be called after sample(), which checks the rows.
 void list_logprobs(const FilterParams& params) noexcept;
 
 /// If a request has an error, returns the error of the first such request, and writes nothing.
@@ -42,7 +42,7 @@ Status apply_penalties(const PenaltyParams& params) noexcept;
 
 }  // namespace flashplan::cpu
 
-/// Each of these is one launch on `stream`, if its comment does not say otherwise.
+/// Each of these functions is one launch on `stream`, unless its comment says otherwise.
 namespace flashplan::cuda {
 
 /// Tokens whose page id or slot lies outside the cache are not written. Two launches where k and v

@@ -104,8 +104,8 @@ struct QuantizeParams {
   FLASHPLAN_HOST_DEVICE float* scale_of(int32_t head) const {
     return scale + (num_scales > 1 ? head : 0);
   }
-  /// The scale of heads whose largest finite magnitude is `amax`; 0 where that is 0. It grows with
-  /// amax, so the largest scale of parts of a tensor is that of the tensor.
+  /// The scale of heads whose largest finite magnitude is `amax`; 0 if amax is 0. It grows with
+  /// amax, so the largest of the scales of a tensor's parts is that of the whole tensor.
   FLASHPLAN_HOST_DEVICE float scale_for(float amax) const {
     constexpr float kLeast = 1.17549435e-38F;  // the smallest normal number
     const float found = amax / (out_dtype == DType::kFloat8E4M3 ? 448.0F : 57344.0F);
@@ -185,7 +185,7 @@ struct AppendParams {
 
 /// Parameters of rope_append_paged_kv(): k and v have one dtype, and so have their caches.
 struct RopeAppendParams {
-  RopeParams rope;  // sides[0]: q; there is no other; positions are those of the keys
+  RopeParams rope;  // sides[0] is q; sides[1] and `positions` are not set
   AppendParams append;
   int32_t num_rows = 0;  // num_rows of `append`
   bool pdl = false;      // programmatic dependent launch
@@ -227,7 +227,7 @@ struct SampleParams : RandomParams {
   DType dtype = DType::kFloat32;
   bool has_wide_rows = false;  // int64, else int32
   bool from_probs = false;
-  bool joint = false;  // top-p counts the mass that other filters drop
+  bool joint = false;  // top-p also counts the mass that other filters drop
   int32_t num_logit_rows = 0;
   int32_t num_rows = 0;  // requests
   int32_t vocab = 0;
@@ -257,8 +257,8 @@ struct SampleParams : RandomParams {
 constexpr int32_t kMaxTopLogprobs = 256;
 
 /// Parameters of filtered_probs() and top_k_mask(), which write a row for each row of the logits.
-/// Without `out`, parameters of the log-probabilities that follow sample(): those of the tokens in
-/// `ids`, and the likeliest tokens with theirs.
+/// Without `out`, they are those of list_logprobs(), which writes after sample() the
+/// log-probabilities of the tokens in `ids`, and the likeliest tokens with theirs.
 struct FilterParams : SampleParams {
   char* out = nullptr;     // [num_rows, vocab], or null
   int64_t out_stride = 0;  // bytes

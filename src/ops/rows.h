@@ -20,7 +20,7 @@ inline int64_t stride_bytes(const TensorView& view, int dimension) {
 struct Rows {
   char* data = nullptr;    // null for a tensor that was not given
   int64_t stride[3] = {};  // bytes, of the dimensions before the last; 0 for missing ones
-  Divisor size[2];         // sizes of the second and the third of these dimensions
+  Divisor size[2];         // sizes of the dimensions that stride[1] and stride[2] belong to
 };
 
 /// The rows of a checked tensor, which has fewer than 2^31 rows and at least one element.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of logits and of the options that filter them, for sample(), filtered_probs(),
-// top_k_mask() and softmax().
+// Checks of logits, of the options that filter them, and of seeds, for the operators that draw or
+// filter tokens.
 #pragma once
 
 #include "checks/tensor_checks.h"

@@ -30,8 +30,8 @@ FLASHPLAN_HOST_DEVICE float float_of(uint32_t bits) {
 #endif
 }
 
-// Each of the next functions rounds its result. On the CPU, files that include this header are
-// compiled without contraction of products and sums.
+// The next functions round each result to float32, so that all devices give the same bits. On the
+// CPU, files that call them are compiled without contraction of products and sums.
 FLASHPLAN_HOST_DEVICE float times(float a, float b) {
 #ifdef __CUDA_ARCH__
   return __fmul_rn(a, b);
@@ -81,7 +81,8 @@ FLASHPLAN_HOST_DEVICE uint64_t high_product(uint64_t a, uint64_t b) {
 #endif
 }
 
-/// Maps floats to unsigned integers in the same order. x is not NaN and not -0.
+/// Maps floats to unsigned integers in the same order; value_of() maps them back. x is not NaN and
+/// not -0.
 FLASHPLAN_HOST_DEVICE uint32_t key_of(float x) {
   const uint32_t bits = bits_of(x);
   return (bits >> 31) != 0 ? ~bits : bits | 0x80000000U;
@@ -200,8 +201,8 @@ FLASHPLAN_HOST_DEVICE uint64_t part_of(float p, uint64_t total) {
   return whole == 0 ? 1 : whole;
 }
 
-/// The mass that top-p keeps, at most `kept`, the mass that other filters keep. It is the part
-/// top_p of `counted` or, if that is 0, of `kept`.
+/// The mass that top-p keeps: the part top_p of `counted`, but at most `kept`, the mass that the
+/// other filters keep. `counted` is the mass of the row if filters are joint; 0 stands for `kept`.
 FLASHPLAN_HOST_DEVICE uint64_t wanted_of_top_p(float top_p, uint64_t kept, uint64_t counted) {
   const uint64_t wanted = part_of(top_p, counted != 0 ? counted : kept);
   return wanted < kept ? wanted : kept;
@@ -308,8 +309,8 @@ FLASHPLAN_HOST_DEVICE uint32_t rounded_sum(uint64_t sum) {
 }
 
 /// The weight of a block by its largest value and rounded_sum(), rounded down. One element that is
-/// the row's largest logit, or a probability of 1, would weigh 2^30. A row has less than 2^31
-/// elements, so that its blocks together stay below 2^62.
+/// the row's largest logit, or a probability of 1, would weigh 2^30. A row has fewer than 2^31
+/// elements, so its blocks together stay below 2^62.
 FLASHPLAN_HOST_DEVICE uint64_t mass_of_block(float largest, uint32_t sum, const Scale& row) {
   uint32_t bits = 0;  // bits of the float by which weights of the block are multiplied
   if (row.from_probs) {
@@ -334,9 +335,9 @@ FLASHPLAN_HOST_DEVICE Scale absolute_scale() { return {1.0F, 1.0F, true}; }
 // --- Draws with top-p alone ---
 //
 // Tokens are drawn as if there were no filter, each with new random numbers, until top-p keeps one.
-// That is a draw from the filtered distribution, and does not need the sums of what is kept. As a
-// rule the first token is kept, with a chance of top_p. If top-p drops kMostTries tokens, which is
-// as rare as one draw in 200,000 at most, a token is drawn from what it keeps.
+// That is a draw from the filtered distribution, and does not need the sums of what is kept. Each
+// token is kept with a chance of at least top_p, so the first one usually is. If top-p drops
+// kMostTries tokens, at most once in 200,000 draws, a token is drawn from what it keeps.
 
 constexpr uint32_t kMostTries = 24;
 constexpr float kLeastTriedTopP = 0.4F;
@@ -356,8 +357,8 @@ FLASHPLAN_HOST_DEVICE RandomPair random_of_try(const RandomParams& p, int32_t ro
 
 FLASHPLAN_HOST_DEVICE bool is_probability(float x) { return x >= 0.0F && x <= 1.01F; }
 
-/// Whether a draft is accepted whose probability is q where it was drawn from, and p in the target:
-/// with chance min(1, p / q).
+/// Whether a draft is accepted, with chance min(1, p / q): q is its probability in the distribution
+/// that it was drawn from, p that in the target.
 FLASHPLAN_HOST_DEVICE bool is_accepted(uint64_t random, float p, float q) {
   // 53 random bits as a number in [0, 1), which a double has exactly.
   const double part = static_cast<double>(random >> 11) * 1.1102230246251565e-16;
@@ -375,7 +376,7 @@ FLASHPLAN_HOST_DEVICE float residual(float p, float sum, float q) {
   return rest > 0.0F ? rest : 0.0F;
 }
 
-/// The sum of probabilities whose weights, as parts of the largest, sum to `total`.
+/// The sum of probabilities whose weights, in which kOne stands for `largest`, sum to `total`.
 FLASHPLAN_HOST_DEVICE float sum_of_weights(uint64_t total, float largest) {
   return times(times(static_cast<float>(total), 9.31322575e-10F), largest);
 }

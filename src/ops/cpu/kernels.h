@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels.cpp exports once per instruction set it is compiled for: each operator on rows
-// [begin, end).
+// What kernels.cpp and kernels_sampling.cpp export, once for each instruction set that they are
+// compiled for: operators on rows [begin, end), or on one row.
 #pragma once
 
 #include <cstdint>
@@ -51,13 +51,14 @@ struct FilterResult {
   SampleError error = SampleError::kNone;
 };
 
-// Functions of kernels_sampling.cpp, which is compiled without contraction of a * b + c.
+// Functions of kernels_sampling.cpp, which is compiled without contraction of a * b + c, so that
+// they give the same bits as the GPU.
 using SampleRow = SampleResult (*)(const SampleParams& params, int32_t row) noexcept;
 using FindFilter = FilterResult (*)(const FilterParams& params, int32_t row) noexcept;
 /// Writes the row of params.out.
 using WriteFiltered = void (*)(const FilterParams& params, int32_t row,
                                const FilterResult& filter) noexcept;
-/// Writes the row's log-probabilities.
+/// Writes the log-probabilities of the row's drawn token and of its likeliest tokens.
 using ListLogprobs = void (*)(const FilterParams& params, int32_t row) noexcept;
 /// `nodes` [num_drafts] receives the drafts that are accepted.
 using VerifyRow = VerifyResult (*)(const VerifyParams& params, int32_t row,

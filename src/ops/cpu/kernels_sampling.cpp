@@ -277,7 +277,7 @@ SampleResult sample_from(const SampleParams& p, int32_t index) {
   if (error != SampleError::kNone) return failed(error);
   const float temperature = p.temperature.of(index);
   const int32_t top_k = p.top_k.of(index);
-  const int32_t logits_row = p.logits_row(index);  // read once: the caller's memory may change
+  const int32_t logits_row = p.logits_row(index);  // read once, as another thread may change it
   if (logits_row < 0) return failed(SampleError::kRow);
   Row<Format> row = row_of<Format>(p, logits_row);
   const Extremes extremes = find_largest(row, p.from_probs);

@@ -62,8 +62,8 @@ FLASHPLAN_INLINE Vec load_unaligned(const float* x) {
   return *reinterpret_cast<const UnalignedVec*>(x);
 }
 
-/// The sum of term(x) over a row. It goes to four vectors in turn, because an addition to a vector
-/// must wait for the one before.
+/// The sum of term(x) over a row. Terms are added to four vectors in turn, because an addition to a
+/// vector must wait for the one before.
 template <typename Format, typename Term>
 FLASHPLAN_INLINE float sum_of(FloatRow<Format>& row, int32_t size, const Term& term) {
   Vec sums[4] = {};

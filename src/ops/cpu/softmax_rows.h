@@ -28,7 +28,7 @@ void softmax_row(const SoftmaxParams& p, int32_t row) {
   });
   const float largest = max_lane(largest_lanes);  // ignores NaN; the sum keeps it
   const float factor = 1.0F / p.temperature.of(row);
-  // `out` may be `logits`: a block is read before it is written.
+  // A block is read before it is written, because `out` may be `logits`.
   // A float32 `out` keeps the exponentials until their sum is known.
   constexpr bool kKeeps = std::is_same_v<typename To::Storage, float>;
   Vec sum_lanes_of_row{};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writes what filters keep of a row: its probabilities or its logits, or the log-probabilities of
-// its likeliest tokens. Only kernels_sampling.cpp includes this file, inside the namespace of an
-// instruction set.
+// the drawn token and of the likeliest ones. Only kernels_sampling.cpp includes this file, inside
+// the namespace of an instruction set.
 
 template <typename Format>
 FilterResult find_filter_of(const FilterParams& p, int32_t index) {

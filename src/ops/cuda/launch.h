@@ -28,7 +28,7 @@ Status launch(void (*kernel)(Params), const Grid& grid, Device device, Stream st
   const DeviceGuard guard(device.index);
   if (!guard.status().ok()) return guard.status();
   const auto* code = reinterpret_cast<const void*>(kernel);
-  constexpr int kAlwaysAllowed = 32 * 1024;  // allowed beside 16 KB that a kernel declares
+  constexpr int kAlwaysAllowed = 32 * 1024;  // 48 KB, less up to 16 KB that kernels declare
   if (grid.smem_bytes > kAlwaysAllowed) {
     FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, code, cudaFuncAttributeMaxDynamicSharedMemorySize,
                         grid.smem_bytes);

@@ -94,7 +94,7 @@ __device__ void find_places(const TokenPlaces& p, int first, int end, int tile, 
   const int num_tokens = min(tile, end - first);
   for (;; base += kThreads) {
     const int request = base + thread;
-    int begin = 0;   // the request's first token, counted from the begin of the tile
+    int begin = 0;   // the request's first token, counted from the start of the tile
     int behind = 0;  // the end of the request's tokens in the tile
     int shift = 0;   // key of a token = shift + its place in the tile
     PageTable::Row ids;
