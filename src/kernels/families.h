@@ -9,8 +9,8 @@
 
 namespace flashplan {
 
-/// The first axis of the options that a kernel of the sm80 family does not serve. The family
-/// rotates keys in shared memory, in place, for which 8 bits are too few.
+/// The first axis of the options that a kernel of the sm80 family does not serve. It serves no
+/// rotation of 8-bit keys: keys are rotated in place in shared memory, where 8 bits are too few.
 inline Axis first_unserved_by_sm80(const Kernel& kernel, const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
   if (axis != Axis::kNone) return axis;
@@ -142,9 +142,9 @@ inline constexpr KernelFamily kSm90MlaFamily = {.name = "sm90_mla",
                                                 .scratch_bytes = merged_state_bytes,
                                                 .preference = no_preference};
 
-/// Above sm90_mla where requests have more rows than one of its CTAs takes. In batch-invariant
-/// plans the kernel of a request must not depend on others, so only rows count that each request
-/// has: those of one token, which is a request of its own where keys are listed.
+/// Prefers sm90_mla_pairs to sm90_mla where requests have more rows than one CTA of the latter
+/// takes. Only the rows of one token count in batch-invariant plans, where the kernel of a request
+/// must not depend on other requests, and with topk, where each token is a request of its own.
 inline int32_t preference_of_sm90_mla_pairs(const AttentionOptions& options,
                                             BatchKind /*kind*/) noexcept {
   constexpr int64_t kRowsOfCta = 64;

@@ -28,7 +28,7 @@ constexpr KernelGeometry sm90_geometry() {
           .prepared_value_bytes = S::kTakesPreparedValues ? S::kValueBytes : 0};
 }
 
-/// Stands for all variants with a rotation: they have the same geometry.
+/// Stands for all variants with a rotation, since they have the same geometry.
 struct Rotating : device::Standard {
   static constexpr bool kRotates = true;
   static constexpr bool kInterleaved = false;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention states (o, lse) in memory: results, partial results, and the operator (+) that merges
-// them (FlashInfer, section 2.2). Every merge of the attention kernels is this recurrence, in the
-// order of the keys, so that the result does not depend on which CTA merges.
+// them (FlashInfer, section 2.2). Every merge of the attention kernels is this recurrence, in an
+// order that the plan fixes, so that the result does not depend on which CTA merges.
 //
 // NaN and infinity are valid results (flashplan/plan.h has the contract):
 // - A visible logit of NaN or +inf makes the sum of weights NaN, as exp2(NaN) and exp2(inf - inf)
@@ -68,7 +68,7 @@ FLASHPLAN_DEVICE int32_t* counter_of(const AttentionParams& p, int32_t merge) {
   return p.schedule.arrivals[merge].counters;
 }
 
-/// How long a CTA waits for other CTAs at most: about 20 us.
+/// The longest time that a CTA waits for other CTAs, about 20 us.
 constexpr int64_t kMostClocksOfWait = 36000;
 
 /// Delays the arrival of a request at its merge until its prefixes have arrived there, so that each
@@ -76,7 +76,7 @@ constexpr int64_t kMostClocksOfWait = 36000;
 /// of its requests, one after the other, while the other CTAs are idle. After some time the
 /// request arrives anyway: the CTA of a prefix may not have started yet, and may start only when
 /// this one has ended. The result does not depend on which CTA merges. Returns the number of
-/// arrivals at the merge so far. What the others wrote before they arrived is visible then.
+/// arrivals at the merge so far. The caller can then read what these wrote before they arrived.
 FLASHPLAN_DEVICE int32_t wait_for_prefixes(const Merge& merge, const int32_t* arrivals) {
   const int64_t begin = clock64();
   // num_pieces counts the request's own pieces and its prefixes. Each of these pieces has one
@@ -98,7 +98,7 @@ FLASHPLAN_DEVICE bool is_last_to_arrive(int32_t* counter, int32_t expected) {
   return is_last;
 }
 
-/// What the values of a kv head are multiplied with.
+/// What the values of a kv head are multiplied by.
 FLASHPLAN_DEVICE float v_scale(const AttentionParams& p, int32_t kv_head) {
   return p.variant.v_scale * p.variant.v_scales.of(kv_head);
 }

@@ -38,8 +38,8 @@ constexpr uint32_t kHelper = 1U << 16;      // added by each helper, in 14 bits
 constexpr uint32_t kHelperLeft = 1U << 30;  // a helper stopped waiting: nobody may divide
 constexpr uint32_t kDivided = 1U << 31;     // all have arrived, and each helper has a part
 
-/// Merging so few rows, of up to 256 dims, takes no longer than telling other CTAs that they could
-/// help.
+/// Merges of up to so many rows are not divided. With up to 256 dims, they take no longer than
+/// telling other CTAs that they could help.
 constexpr int32_t kFewMergedRows = 16;
 FLASHPLAN_DEVICE bool may_divide(const Merge& merge, int32_t few_rows = kFewMergedRows) {
   return merge.rows.num_rows > few_rows && merge.num_pieces < static_cast<int32_t>(kArrivalBits);

@@ -6,8 +6,8 @@
 
 namespace flashplan::device {
 
-/// The page ids of a row of the page table, or null for ragged keys, which have no pages. There are
-/// ids for PageTable::keys_of() keys.
+/// The page ids of a row of the page table, or null for ragged keys, which have no pages. The row
+/// has the ids of the first PageTable::keys_of() keys; later ids must not be read.
 FLASHPLAN_DEVICE const int32_t* page_ids(const PageTable& pages, int32_t row) {
   if (pages.ids == nullptr) return nullptr;
   return pages.ids +
@@ -16,8 +16,9 @@ FLASHPLAN_DEVICE const int32_t* page_ids(const PageTable& pages, int32_t row) {
 
 /// A CTA has a word in shared memory that says whether the page ids of all keys are inside of the
 /// cache: it is kAllOnPages, and becomes kSomeOffPages when a key that some row sees has a page id
-/// outside of the cache. Then the masks of all steps look at the page id of each key. The word is
-/// used as an end of the keys that all rows see, so that a step needs no branch of its own for it.
+/// outside of the cache. Then the masks of all steps look at the page id of each key. The sm80
+/// kernels take the minimum of this word and the end of the keys that all rows see, so that a step
+/// needs no branch of its own for it.
 constexpr int32_t kAllOnPages = 0x7fffffff;
 constexpr int32_t kSomeOffPages = 0;
 

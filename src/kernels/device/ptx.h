@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PTX instructions as functions (PTX ISA 7.0: sm_80 and later). Sections name the PTX ISA manual's.
+// PTX instructions as functions (PTX ISA 7.0: sm_80 and later).
 #pragma once
 
 #include <cstdint>
@@ -66,7 +66,7 @@ FLASHPLAN_DEVICE void cp_async_16_padded(uint32_t to, const void* from, int num_
 FLASHPLAN_DEVICE void cp_async_4(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(to), "l"(from) : "memory");
 }
-/// Copies 4 bytes, or writes zeros.
+/// Copies 4 bytes if `copies` is true, else writes zeros.
 FLASHPLAN_DEVICE void cp_async_4_if(bool copies, uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(to), "l"(from),
                "r"(copies ? 4 : 0)
@@ -122,7 +122,7 @@ FLASHPLAN_DEVICE uint32_t load_shared_4(uint32_t address) {
   asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(value) : "r"(address) : "memory");
   return value;
 }
-/// Loads a word that other warps change meanwhile: anew at each call.
+/// Loads a word anew at each call, because other warps may change it meanwhile.
 FLASHPLAN_DEVICE uint32_t load_shared_relaxed_4(uint32_t address) {
   uint32_t value;
   asm volatile("ld.relaxed.cta.shared.u32 %0, [%1];\n" : "=r"(value) : "r"(address) : "memory");

@@ -12,7 +12,7 @@ struct RowBlock {
   PackedRows rows;
   int32_t kv_row;    // the segment's row of the page table, or its first row of ragged k and v
   int32_t position;  // of the segment's query 0 among the keys
-  KeySpan keys;      // the first ones may be hidden from all rows: keys.begin is rounded down
+  KeySpan keys;      // keys.begin is rounded down, so no row may see the first keys
 
   /// The last key of the request. Only hooks of variants call this, because it reads global memory.
   FLASHPLAN_DEVICE int32_t last_key(const AttentionParams& p) const {
@@ -58,7 +58,7 @@ FLASHPLAN_DEVICE ElementPosition element_position(const AttentionParams& p, cons
           dim};
 }
 
-/// The position of the first query of rows whose work tile is not at hand, as in a merge.
+/// The position of the first query of rows whose work tile the caller does not have, as in a merge.
 FLASHPLAN_DEVICE int32_t first_position(const AttentionParams& p, const PackedRows& rows) {
   const Segment& segment = p.schedule.segments[rows.segment];
   return real_length(p, segment, rows.segment) - segment.qo_len;

@@ -20,9 +20,9 @@ struct Traits {
   static constexpr int kHeadDimQk = kHeadDimQk_;
   static constexpr int kHeadDimVo = kHeadDimVo_;
   static constexpr bool kGathers = false;  // whether Sm90Gatherer copies keys and values
-  // kTakesKeyTails: whether these dims have code for keys whose last dims are in a tensor of their
-  // own; models have such keys with more than 128 dims. kHasKeyTail: whether this is the code for
-  // such keys, in families that have code of their own for them.
+  // kTakesKeyTails: whether there is code for keys whose last dims are in a tensor of their own;
+  // models have such keys only with more than 128 dims. kHasKeyTail: whether this is a kernel for
+  // such keys alone, as the sm90 family has.
   static constexpr bool kTakesKeyTails = kHeadDimQk > 128;
   static constexpr bool kHasKeyTail = false;
   static constexpr bool kFewRowsAlone = false;  // see FewRowsAlone
@@ -31,8 +31,8 @@ struct Traits {
   static constexpr int kShortRowDims =
       kHeadDimQk == kHeadDimVo && kHeadDimQk * Element<kKv>::kBytes <= 128 ? kHeadDimQk : 0;
   using Variant = Variant_;
-  // The dtype of weights and values in their product. The weights of a softmax are small enough for
-  // float16. So are 8-bit values, and widening them to float16 takes fewer instructions.
+  // The dtype of weights and values in their product. 8-bit values are widened to float16, which
+  // takes fewer instructions than bfloat16, and the weights of a softmax are small enough for it.
   static constexpr DType kWeight =
       Element<kKv>::kBytes == 1 && Variant::kUseSoftmax && !Variant::kTransformsValue
           ? DType::kFloat16

@@ -10,7 +10,7 @@ namespace flashplan::device {
 
 /// softmax(scale * q.k), and the base of every variant. A variant derives from it and overrides by
 /// shadowing. Hooks whose flag is false cost nothing. The key and value hooks also run on masked
-/// elements and must return finite values there.
+/// elements. They must return finite values there, since a weight of 0 does not hide NaN.
 struct Standard {
   static constexpr bool kUseSoftmax = true;         // false: weights are the logits themselves
   static constexpr bool kTransformsQuery = false;   // has query(), for each element of q

@@ -82,9 +82,9 @@ FLASHPLAN_DEVICE void run_tile_by_rows(const AttentionParams& p, TileContext& co
   }
 }
 
-/// Each CTA calls this when its queue has ended. A kernel that runs beside the one before it in the
-/// stream must not end earlier than that one, because later work on the stream may wait for this
-/// kernel alone.
+/// Each CTA calls this when its queue has ended. A kernel that runs beside the kernel before it in
+/// the stream must not end earlier than that kernel, because later work on the stream may wait for
+/// this one alone. So CTA 0 waits.
 FLASHPLAN_DEVICE void end_beside_last(const AttentionParams& p) {
   if (p.schedule.beside_last && blockIdx.x == 0) wait_for_last_kernel();
 }

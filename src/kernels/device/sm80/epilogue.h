@@ -105,8 +105,8 @@ class Epilogue {
   /// Writes final results directly from registers. Only for o of q's dtype, and a multiple of 16
   /// dims.
   FLASHPLAN_DEVICE void write_result(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o) {
-    // The addresses and scales of all rows are computed before the first write. Computed row by
-    // row, between the writes, they would take as long as these.
+    // The addresses and scales of all rows are computed before the first write: between the writes,
+    // row by row, this would take as long as the writes themselves.
     int64_t out[S::kMmaM][2];
     float scale[S::kMmaM][2];
     float row_lse[S::kMmaM][2];

@@ -104,8 +104,8 @@ class FewRowsPipeline {
       step.head += kHeads;
     }
   }
-  /// The key whose row this lane finds. In place of keys before the first one that any row sees it
-  /// is that one, and in place of keys past the last one it is the last.
+  /// The key whose row this lane finds. Keys before the first one that any row sees are replaced by
+  /// that key, and keys past the last one by the last.
   FLASHPLAN_DEVICE uint32_t own_key(const Step& step) const {
     const int32_t key = max(step.key + lane_ % S::kKeys, context_.first_seen);
     return static_cast<uint32_t>(min(key, context_.block.keys.end - 1));

@@ -144,8 +144,8 @@ class KeyPipeline {
   }
 
  private:
-  // Whether every step computes row addresses. If not, what this takes is computed only in the
-  // steps that do, so that it holds no registers in the others.
+  // Whether every step computes row addresses. If not, the steps that do compute anew what they
+  // need for it, so that it holds no registers in the other steps.
   static constexpr bool kEachStep = S::kTilesAtOnce == 1;
 
   FLASHPLAN_DEVICE const KeySpan& rarely_read(const KeySpan& keys) const {

@@ -54,9 +54,9 @@ struct alignas(16) KvRow {
 };
 static_assert(sizeof(KvRow) == KvRow::kPitch);
 
-/// Walks through the key tiles of a work tile, head after head. In place of keys past the last one
-/// the last key is read, and in place of keys before the first one that any row sees, that one: the
-/// logits of such keys are masked or not computed.
+/// Walks through the key tiles of a work tile, head after head. Keys past the last one are replaced
+/// by the last key, and keys before the first one that any row sees by that key: whatever is read
+/// there, the logits are masked or not computed.
 template <DType kKv, int kTileKv, int kThreads>
 class KvCursor {
  public:
@@ -105,7 +105,7 @@ class KvCursor {
   }
 
   /// Writes the KvRows of the next kTiles tiles to `table`, given their page ids. `first_seen`: the
-  /// first key that any row sees. `on_pages`: the address of the CTA's word that is kAllOnPages.
+  /// first key that any row sees. `on_pages`: the address of the CTA's word (see kAllOnPages).
   template <int kTiles>
   FLASHPLAN_DEVICE void find_rows(uint32_t table, uint32_t page_ids, const AttentionParams& p,
                                   int32_t kv_row, KeySpan keys, int32_t first_seen,

@@ -78,7 +78,7 @@ struct Logits {
     for (int m = 0; m < S::kMmaM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        // As in mask(), rows of padding are never written.
+        // Rows of padding are never written, so any token will do for them.
         const int row = min(place.row(m, half), block.rows.num_rows - 1);
         const uint32_t token = block.rows.token(row, p.schedule.group_size);
 #pragma unroll

@@ -81,8 +81,8 @@ class Mainloop {
       if (T::Variant::kHasChunks && p_.schedule.chunk_kv > 0)
         write_missing_states<T>(p_, context_, thread_);
       // The merge is inlined, so that its code lies close to the loop: code that lies far away is
-      // fetched late. In a kernel that is compiled at run time with two bodies, both bodies call
-      // the same function instead, which compiles faster.
+      // fetched late. In kernels that are compiled at run time with two bodies, both bodies call
+      // one function instead, so that the kernel compiles faster.
       if constexpr (T::Variant::kIsBuiltIn || T::kFewRowsAlone) {
         constexpr bool kFewRows = S::kRows <= 16;  // few rows may have many states
         arrive_and_merge<T, kFewRows ? 1 : 4, kFewRows ? 16 : 2, !kFewRows>(p_, context_, thread_);

@@ -10,8 +10,8 @@
 
 namespace flashplan::device {
 
-/// has_head_scales(): whether logits are multiplied by a scale of their kv head. head_scale(): the
-/// scale of one kv head. Kernels for 16-bit queries do not read scales of queries.
+/// has_head_scales() says whether logits are multiplied by a scale of their kv head, and
+/// head_scale() gives this scale. Kernels for 16-bit queries do not read scales of queries.
 template <typename T>
 FLASHPLAN_DEVICE bool has_head_scales(const AttentionParams& p) {
   return p.variant.k_scales.data != nullptr || (T::kWidensQueries && p.q_scales.data != nullptr);

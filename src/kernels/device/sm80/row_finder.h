@@ -41,8 +41,8 @@ class RowFinder {
   }
 
   /// Requests the page ids of `tile`. `ids` is the row of the page table, or null for ragged keys,
-  /// which begin at row `kv_row` of k and v. `first_seen`: the first key that any row sees, which
-  /// is read in place of keys before it, as the last key is in place of keys past it.
+  /// which begin at row `kv_row` of k and v. `first_seen`: the first key that any row sees. It is
+  /// read instead of keys before it, and the last key instead of keys past it.
   FLASHPLAN_DEVICE void request(Rows& rows, const Cursor& tile, const KeySpan& keys,
                                 int32_t first_seen, const PageTable& pages, const int32_t* ids,
                                 int32_t kv_row) const {
@@ -71,7 +71,7 @@ class RowFinder {
   }
 
   /// Writes the addresses to `table`, which has a KvRow for each row of the tile. `on_pages`: the
-  /// address of the CTA's word that is kAllOnPages.
+  /// address of the CTA's word that becomes kSomeOffPages if a row has no page.
   FLASHPLAN_DEVICE void store(const Rows& rows, const PageTable& pages, uint32_t table,
                               uint32_t on_pages) const {
     bool exist = true;

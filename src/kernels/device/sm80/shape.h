@@ -9,8 +9,8 @@
 
 namespace flashplan::device {
 
-/// `Choices` where decodes with 80 dims read two kv heads together, because their rows of 160 bytes
-/// begin and end inside the blocks of 64 bytes that memory is read in.
+/// `Choices` where decodes with 80 dims read two kv heads together. Memory is read in blocks of 64
+/// bytes, so parts of the blocks that a single row of 160 bytes lies in would be read in vain.
 template <typename Choices>
 struct With80Dims : Choices {
   static constexpr int kShortRowDims = 80;
@@ -44,10 +44,10 @@ struct Tiling : Choices {
   static constexpr int kTileQ = Choices::kFewRowsAlone ? 16 : kMostRows;
   // Rows of a warp in tiles of many rows. With 32 rows it reads half as many fragments of k and v
   // as with 16. On GPUs with 100 KB, which have half the matrix rate, these reads are no
-  // bottleneck. The accumulators of 32 rows x 256 dims need two warps.
+  // bottleneck, so 16 rows are enough. The accumulators of 32 rows x 256 dims need two warps.
   static constexpr int kManyRows = kIsSmall || kIsWidest ? 16 : 32;
   static constexpr int kManyWarpsVo = kIsWide && !kIsSmall ? 2 : 1;
-  // Of shared memory the system takes 1 KB per CTA.
+  // The system takes 1 KB of shared memory per CTA.
   static constexpr int kStaticSmemBytes = 512;  // the kernel's __shared__ variables, at most
   static constexpr int kSmemBudget = (kSmemPerSm / kCtasPerSm - 1) * 1024 - kStaticSmemBytes;
 
@@ -92,9 +92,9 @@ struct Shape {
   static constexpr int kRows = kWarpsQ * kMmaM * 16;
   static constexpr int kDimsVo = T::kHeadDimVo / kWarpsVo;  // dims of a warp's accumulators
   static constexpr int kKeysPerWarp = T::kTileKv / kWarpsKv;
-  // Keys whose logits are in registers at a time; queries are read once for them. With 8-bit keys
-  // there are fewer, because fragments take more registers while they are widened, unless two warps
-  // share rows.
+  // Keys whose logits are in registers at a time; queries are read once for all of them. 8-bit keys
+  // take more registers while they are widened, so there are fewer of them, unless two warps share
+  // rows or values have fewer than 128 dims.
   static constexpr bool kLeavesRegisters = !T::kIsNarrow || kWarpsVo > 1 || T::kHeadDimVo < 128;
   static constexpr int kMostAtOnce = kLeavesRegisters ? 64 : 32;
   static constexpr int kKeysAtOnce = kKeysPerWarp < kMostAtOnce ? kKeysPerWarp : kMostAtOnce;
@@ -216,7 +216,7 @@ struct Shapes<T, true> {
   static_assert(Few::kRows == T::kTileQ);
 };
 
-/// The head dim for which FewRows is compiled; 0: none.
+/// The head dim for which FewRows is compiled; 0: it is not compiled.
 template <typename T>
 constexpr int short_row_dims() {
   return T::kCtasPerSm == 2 && T::Variant::kIsBuiltIn ? T::kShortRowDims : 0;
@@ -257,8 +257,8 @@ struct FewRowsShape {
   static constexpr bool kIsSupported = short_row_dims<T>() > 0 && kStages >= 2;
 };
 
-/// The head dim of the decodes that FewRows takes; 0: none is compiled, or there is no room for the
-/// keys of two heads.
+/// The head dim of the decodes that FewRows takes; 0: FewRows is not compiled, or there is no room
+/// for the keys of two heads.
 template <typename T>
 constexpr int kPairedDims = FewRowsShape<T, 2>::kIsSupported ? short_row_dims<T>() : 0;
 

@@ -41,8 +41,8 @@ FLASHPLAN_DEVICE void arrive_at(const AttentionParams& p, TileContext& context, 
   }
 }
 
-/// Ends a work tile of a shared prefix, or of a request that reads one. It is not inlined, to keep
-/// the code that all other tiles run close together.
+/// Ends a work tile of a shared prefix, or of a request that reads one. It is not inlined, so that
+/// the code of all other tiles lies close together.
 template <typename T>
 __device__ __noinline__ void finish_sharer(const AttentionParams& p, TileContext& context,
                                            int thread) {
@@ -66,8 +66,8 @@ __device__ __noinline__ void finish_sharer(const AttentionParams& p, TileContext
   });
 }
 
-/// Merges rows with at least kManyStates states, as a rule few rows, and so loads 16 states of one
-/// row at a time. It is not inlined, so that a kernel has one copy of it.
+/// Merges rows with at least kManyStates states. As a rule these are few rows, so it loads 16
+/// states of one row at a time. It is not inlined, so that a kernel has one copy of it.
 constexpr int32_t kManyStates = 8;
 template <typename T>
 __device__ __noinline__ void merge_many_states(const AttentionParams& p, const Merge& merge,
@@ -76,7 +76,7 @@ __device__ __noinline__ void merge_many_states(const AttentionParams& p, const M
 }
 
 /// Arrives at the merge of a split head. Calls merge_rows(merge, part) for what this CTA then has
-/// to merge. `kMayDivide`: as in arrive_at_merge().
+/// to merge. `kMayDivide`: whether CTAs may divide the rows of the merge.
 template <typename T, bool kMayDivide, typename MergeRows>
 FLASHPLAN_DEVICE void arrive_and_merge_with(const AttentionParams& p, TileContext& context,
                                             int thread, MergeRows merge_rows) {
@@ -132,9 +132,9 @@ __device__ __noinline__ void arrive_and_merge_any(const AttentionParams& p, Tile
   arrive_and_merge<T, 1, 16>(p, context, thread);
 }
 
-/// Writes empty states where a work tile of a merge has written fewer states than were planned,
-/// because its request is shorter, or because of the spare state of num_chunk_states(). This is
-/// rare, so it is not inlined.
+/// Writes empty states where a work tile of a merge has written fewer states than were planned:
+/// where its request is shorter, or where a plan with a window has one spare state for each head
+/// and the tile did not need it. This is rare, so it is not inlined.
 template <typename T>
 __device__ __noinline__ void write_missing_states(const AttentionParams& p,
                                                   const TileContext& context, int thread) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The attention kernel of the sm90 family: one producer warpgroup loads queries, keys and values
 // into shared memory, two or three consumer warpgroups compute. Some kernels have one more
-// warpgroup: it rotates queries and keys between these two, or helps the producer to copy rows of
-// pages that are too small for boxes of tensor maps, or widens 8-bit keys and values. That
+// warpgroup: it rotates queries and keys after they are loaded, or helps the producer to copy rows
+// of pages that are too small for boxes of tensor maps, or widens 8-bit keys and values. That
 // warpgroup also prepares keys that many tiles read.
 #pragma once
 

@@ -173,7 +173,8 @@ class Sm90Consumer {
 
   /// Multiplies the last values of unit `last` and writes its output; then computes `unit`, all but
   /// the products of its last values. Where `unit` has no keys, as at the end of the queue, only
-  /// `last` is finished, because the next record may be waiting for the memory of its record.
+  /// `last` is finished: the next record may be waiting for the memory that the record of `last`
+  /// has.
   ///
   /// If products were in flight on one side of a branch only, the compiler would wait for each of
   /// them. So the products of both units are always issued. Where there is no `last`, `unit` has no
@@ -217,8 +218,9 @@ class Sm90Consumer {
       const bool in_turns = shared || last_shared;
       wait_turn(in_turns);
       multiply_values(v_slot);
-      // Both are computed while these products run. multiply_first_keys() waits until the tensor
-      // cores take more products, so behind it they would delay the output of `last`.
+      // The keys that rows see and the scales are computed while these products run.
+      // multiply_first_keys() waits until the tensor cores take more products, so after it this
+      // would delay the output of `last`.
       compute_visible();
       if (has_last) compute_scales();
       multiply_first_keys();
@@ -247,8 +249,8 @@ class Sm90Consumer {
     softmax_.begin(p_, context, unit.head, first_row(shared), thread_);
     wgmma_wait<0>();
     pin(softmax_.logits);
-    // The queries are released before the softmax, because the producer waits for their memory to
-    // load those of another tile.
+    // The queries are released before the softmax, because the producer waits for their memory, to
+    // load the queries of another tile.
     if (S::kQBuffers > 1 && has_last) release_queries(last_q_, num_query_parts(last_shared));
     if (!has_keys) return;
     if (!is_own(shared, q_)) {

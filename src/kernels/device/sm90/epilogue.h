@@ -84,8 +84,8 @@ class Sm90Epilogue {
     }
   }
 
-  /// Writes the results of a tile without keys. It is not inlined, because such tiles are rare: so
-  /// its code lies behind that of other tiles.
+  /// Writes the results of a tile without keys. Such tiles are rare, so it is not inlined: its code
+  /// then lies behind that of other tiles.
   __device__ __noinline__ void write_empty(const Sm90Context& context) const {
     constexpr int kQuads = S::kHeadDimVo / 4;
     const WorkTile& tile = context.tile;

@@ -32,9 +32,9 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
       int32_t begin = 0;
       int32_t end = 0;
       int32_t head = 0;
-      // Before a tile without keys, and before the end of the queue, the consumers finish the tile
-      // before it, so they wait for its last values. Two rounds of the loop, without a step of
-      // their own, fill these.
+      // Before a tile without keys, and before the end of the queue, the consumers finish the last
+      // tile with keys, so they wait for its last values. Two rounds of the loop in which no step
+      // is requested fill the slot of these.
       int32_t heads_end = 2;
       const int32_t* ids = nullptr;
       if (has_steps) {

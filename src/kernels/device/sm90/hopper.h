@@ -65,8 +65,8 @@ FLASHPLAN_DEVICE bool mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
       : "memory");
   return done != 0;
 }
-/// Waits for the phase of this parity; a whole warp calls it. Its threads leave the loop at once:
-/// the compiler then knows that they still agree, and keeps what they share in uniform registers.
+/// Waits for the phase of this parity; a whole warp calls it. Its threads leave the loop together,
+/// so that the compiler keeps values that all of them have in uniform registers.
 FLASHPLAN_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   while (!__all_sync(0xffffffffU, mbarrier_try_wait(barrier, parity))) {
   }
@@ -103,8 +103,8 @@ FLASHPLAN_DEVICE uint32_t address_in_cta(uint32_t address, uint32_t rank) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(mapped) : "r"(address), "r"(rank));
   return mapped;
 }
-/// Arrives at an mbarrier of any CTA of the cluster. It says that this thread has finished reading;
-/// what it has written need not be visible to those who wait, so there is no fence.
+/// Arrives at an mbarrier of any CTA of the cluster, to say that this thread has finished reading.
+/// Those who wait do not read what it has written, so there is no fence.
 FLASHPLAN_DEVICE void mbarrier_arrive_in_cluster(uint32_t barrier) {
   asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];\n" ::"r"(barrier)
                : "memory");

@@ -23,7 +23,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   /// `queue_word`: what Sm90QueryLoader::request_queue() returned.
   FLASHPLAN_DEVICE void load_steps(uint32_t queue_word) {
     const bool loads_keys = warp_ == 0;
-    Step ahead = {};  // the step whose page ids are requested, and whose keys are not
+    Step ahead = {};  // the step whose page ids are requested, and whose keys are not yet
     bool has_last = false;
     bool has_ahead = false;
     int32_t position = 0;  // twice the number of steps whose keys are requested
@@ -91,8 +91,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
             context.segment.kv_row, context.block().first_seen(p_),
             context.has_steps(),    context.is_end != 0};
   }
-  /// The keys of the first tile. Unless the run has real lengths, they follow from the begin of the
-  /// queue, so that they are requested before another warp has stored the tile's record.
+  /// The keys of the first tile. Unless the run has real lengths, they follow from QueueStart, so
+  /// they are requested before another warp has stored the tile's record.
   FLASHPLAN_DEVICE Keys first_keys(uint32_t queue_word) const {
     if (p_.tensors.kv_lens != nullptr) return keys_of(wait_context(0));
     // The member of QueueStart at an offset in bytes.
@@ -139,9 +139,9 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     return !S::kHasKeyTail && p_.tensors.pages.ids != nullptr;
   }
 
-  // Page ids are requested in batches: those of all boxes of steps_of_batch steps of a head, of
-  // which lane i requests id i. Each warp has two buffers for batches: one is in use while the
-  // other is filled.
+  // Page ids are requested in batches. A batch has the ids of all boxes of steps_of_batch steps of
+  // a head, and lane i requests id i. Each warp has two buffers for batches: one is in use while
+  // the other is filled.
 
   /// Makes `step` the current step: wait_page_id() then returns its ids. At the first step of a
   /// head, requests the batch of this step; at the second step of a batch, requests the next batch.
@@ -163,8 +163,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
       request_batch(other_buffer(step_ids_), step.key + steps_left_ * S::kTileKv, keys);
     }
   }
-  /// Requests a batch of ids by cp.async to shared memory. As the target of a load that has not
-  /// arrived, a register would be spilled to local memory, and the spill would wait for the load.
+  /// Requests a batch of ids by cp.async to shared memory. If ids were loaded to registers, these
+  /// would be spilled to local memory, and the spill would wait until the ids have arrived.
   FLASHPLAN_DEVICE void request_batch(uint32_t to, uint32_t first, const Keys& keys) const {
     const uint32_t key = first + lane_ * maps_.box_rows;
     if (key >= static_cast<uint32_t>(keys.end)) return;

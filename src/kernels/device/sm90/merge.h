@@ -10,8 +10,8 @@
 
 namespace flashplan::device {
 
-/// Merges partial results after the queue has ended. arrive_at() is inlined for the reason that
-/// Sm90Epilogue gives.
+/// Merges partial results after the queue has ended. arrive_at() is inlined, because before a call
+/// the compiler would wait for the products in flight.
 template <typename S>
 class Sm90Merge {
  public:

@@ -28,8 +28,8 @@ struct Sm90RowOutput {
   }
 };
 
-/// Writes elements of o, and adds sinks. All functions are inlined for the reason that Sm90Epilogue
-/// gives.
+/// Writes elements of o, and adds sinks. All functions are inlined, because before a call the
+/// compiler would wait for the products in flight.
 template <typename S>
 class Sm90Output {
  public:

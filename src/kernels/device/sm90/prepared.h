@@ -9,7 +9,7 @@ namespace flashplan::device {
 
 template <typename S>
 struct Sm90Prepared {
-  /// Parts of a tile of one kv head. Each is prepared by one warp, its values after its keys.
+  /// The parts of a tile of one kv head. One warp prepares a part, its values after its keys.
   static constexpr int kParts = S::kTileKv / S::kPartRows;
 
   /// Waits for the first record of the queue, and returns whether it says that keys are prepared.

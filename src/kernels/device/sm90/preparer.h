@@ -32,7 +32,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
   /// Returns when each of their parts is prepared or claimed by another warp.
   FLASHPLAN_DEVICE void prepare_before(int32_t end) {
     int32_t stored = kNoPart;      // the part that is on its way to the workspace
-    bool stored_key = true;        // its keys, or else its values
+    bool stored_key = true;        // whether these are its keys; otherwise its values
     bool stored_on_pages = false;  // whether all of its page ids are inside of the cache
 #pragma unroll 1
     for (;;) {
@@ -59,8 +59,8 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
   }
 
   /// Prepares the keys and values of work tile `i` and of those after it, up to one whose keys are
-  /// not prepared, or that has no steps. Returns the number of that tile, and adds to `num_steps`
-  /// the steps of the tiles before it.
+  /// not prepared, or that has no steps. Returns the number of that tile, and writes to `num_steps`
+  /// how many steps the tiles before it have, from `i` on.
   FLASHPLAN_DEVICE int32_t prepare_from(int32_t i, uint32_t& num_steps) {
     i_ = i;
     num_steps_ = 0;

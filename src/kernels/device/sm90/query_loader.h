@@ -16,8 +16,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
  public:
   using Base::Base;
 
-  /// Starts to load the begin of the queue: a word in each lane of the warps that load keys, values
-  /// and records.
+  /// Starts to load QueueStart, with which the queue begins. Each lane of the warps that load keys,
+  /// values and records gets one word of it.
   static FLASHPLAN_DEVICE uint32_t request_queue(const AttentionParams& p) {
     const int thread = static_cast<int>(threadIdx.x) - 128 * S::kWarpgroups;
     const int lane = thread % 32;
@@ -52,8 +52,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
   static constexpr int kTileWords = RecordWords::kTile;
   static constexpr int kSegmentWords = RecordWords::kSegment;
 
-  /// Stores the bounds of the queue and the records of its first tiles, which are in `word` of the
-  /// lanes.
+  /// Stores the bounds of the queue and the records of its first tiles. The lanes have them in
+  /// `word`.
   FLASHPLAN_DEVICE void begin_queue(uint32_t word) {
     constexpr int kPrepared = RecordWords::kPrepared;
     queue_begin_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, RecordWords::kBegin));
@@ -126,8 +126,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
     const bool brings_records = warp_ == 2;
     int32_t place = 0;  // see Sm90Smem::queries()
     for (int32_t i = 0;; ++i) {
-      // Records that are not in QueueStart come from memory: they are loaded after the first
-      // queries.
+      // Records that are not in QueueStart are loaded after the first queries, so that these need
+      // not wait for them.
       const int32_t ahead = i == 0 ? kFirstRecords - 1 : i - 1 + kRecordsAhead;
       while (brings_records && num_contexts_ <= min(num_tiles_, ahead)) load_context();
       const Sm90Context& context = wait_context(i);
@@ -177,8 +177,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
       return;
     }
     const int element_bytes = is_narrow() ? 1 : 2;
-    // All rows of the warps that multiply are filled, those past the last one with copies of it:
-    // they are finite if the queries are.
+    // Warps multiply 16 rows, so rows past the last one are filled, too: with copies of it, which
+    // are finite if the queries are.
     const int begin = is_first ? 0 : S::kTileQ / 2;
     const int end =
         min(begin + S::kTileQ / 2, is_shared ? S::kTileQ : (rows.num_rows + 15) / 16 * 16);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the records of work tiles lie in QueueStart, the begin of a queue, and in shared memory. A
-// record is the words of a tile, then those of its segment, as they lie in Sm90Context.
+// Where the records of work tiles lie in QueueStart, with which a queue begins, and in shared
+// memory. A record is the words of a tile, then those of its segment, as they lie in Sm90Context.
 #pragma once
 
 #include "kernels/device/sm90/hopper.h"

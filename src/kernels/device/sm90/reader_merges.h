@@ -14,9 +14,9 @@ namespace flashplan::device {
 /// complete: the CTA waits for them once, instead of after each tile. The readers of a prefix are
 /// the requests that begin with it.
 ///
-///   1. A work tile of a reader arrives at the reader's merge in merge_all(), never before: its CTA
-///      has then written all of its states. It waits for the reader's prefixes, but not for ever,
-///      since their CTAs may start only when this one has ended.
+///   1. A CTA arrives at the merges of its readers' work tiles in merge_all(), never before,
+///      because it has then written all of its states. It first waits for the readers' prefixes,
+///      but not for ever, since the CTAs of these may start only when this one has ended.
 ///   2. The last arrival at a reader's merge decides who merges it. If it is that of a work tile,
 ///      its CTA merges the reader and sets the counter to 0. If it is that of a prefix, the counter
 ///      becomes kComplete: the reader is marked.
@@ -24,7 +24,8 @@ namespace flashplan::device {
 ///      compare-and-swap. The CTA that has marked readers searches for marked ones among the
 ///      readers of all prefixes in its queue, so none is left over.
 ///   4. From the first barrier of merge_all() on, only this class uses Sm90Readers and the slots.
-///      Before, consumer threads add readers to the list, and set has_complete, and nobody reads.
+///      Before it, consumer threads only write to Sm90Readers: they add readers to the list, and
+///      set has_complete.
 template <typename S>
 class Sm90ReaderMerges {
  public:

@@ -7,7 +7,7 @@
 
 namespace flashplan::device {
 
-/// The place of four pairs of dims of a row in a tile, as offsets from the begin of the tile. They
+/// The place of four pairs of dims of a row in a tile, as offsets from the start of the tile. They
 /// are 8 neighbouring dims if pairs are interleaved, otherwise 4 dims of each half of the row.
 template <typename Variant, DType kDType, typename Tile>
 struct FourPairs {

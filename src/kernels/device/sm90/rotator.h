@@ -34,7 +34,7 @@ class Sm90Rotator {
           bool begins = true;
           do {
             rotate_keys(key, begins, series);
-            begins = !KeySeries::kGoesOn || !begins;  // the series begins anew in every other step
+            begins = !KeySeries::kGoesOn || !begins;  // at every other step: errors grow
             key += S::kTileKv;
           } while (key < context.tile.kv_end);
         }
@@ -73,8 +73,8 @@ class Sm90Rotator {
   /// Whether the rotated dims are whole groups of four pairs.
   static constexpr bool kByFours = Variant::kRotaryDim % 8 == 0;
 
-  /// Four pairs of every eighth key of a step, which one thread rotates. Such keys are at the same
-  /// place of their blocks of 8 rows.
+  /// Four pairs of every eighth key of a step, which one thread rotates. These keys are at the same
+  /// place of their blocks of 8 rows, so one offset serves all of them.
   class KeySeries {
    private:
     using Pairs = FourPairs<Variant, S::kKv, typename S::Key>;

@@ -64,12 +64,13 @@ struct Sm90Shape : Choices {
   static_assert(!(kRotates && kGathers));
   // Keys and values have 8 bits in memory, and the bits of queries and weights in shared memory.
   static constexpr bool kWidens = Element<Choices::kKv>::kBytes == 1;
-  // Queries, too, may then have 8 bits in memory. All numbers of e4m3 are numbers of bfloat16.
+  // Then queries may have 8 bits in memory, too: bfloat16 has all numbers of e4m3, so they are
+  // widened exactly.
   static constexpr bool kTakesNarrowQueries =
       Choices::kKv == DType::kFloat8E4M3 && Choices::kQuery == DType::kBFloat16;
   static constexpr bool kHelps = kRotates || kGathers || kWidens;  // a warpgroup helps the producer
-  // Products of more than 128 dims need that warpgroup's registers, except with the shorter steps
-  // of 8-bit keys.
+  // Beside a warpgroup that helps, the consumers have too few registers for more than 128 dims,
+  // except with the shorter steps of 8-bit keys.
   static_assert(!kHelps || kWidens || Choices::kHeadDimVo <= 128);
   static constexpr int kWarpgroups = Choices::kHeadDimVo <= 64 && !kHelps ? 3 : 2;
   static constexpr int kTileQ = 64 * kWarpgroups;
@@ -129,15 +130,14 @@ struct Sm90Shape : Choices {
 
   static constexpr int kContexts = 8;
   static constexpr int kQBuffers = Choices::kHeadDimQk > 128 ? 1 : 2;
-  // Work tiles of up to 64 rows use the parts of a buffer apart, so that the queries of several
+  // A work tile of up to 64 rows takes only one part of a buffer, so that the queries of several
   // such tiles are loaded ahead.
   static constexpr int kQParts = kQBuffers > 1 ? kWarpgroups : 1;
   static constexpr int kQBarriers = kQBuffers * kQParts;
   // The size of what comes before the queries in shared memory; see Sm90SharedMemory.
   static constexpr int kHeaderBytes = 2048;
-  // Keys and values take turns in a ring of slots. Where keys are larger than values, each
-  // of the two have a ring of their own, with slots of their size, so that there is room for one
-  // slot more.
+  // Keys and values take turns in a ring of slots. Where keys are larger than values, both have
+  // rings of their own, with slots of their size, so that there is room for one slot more.
   static constexpr bool kHasTwoRings = kKeyBytes > kValueBytes && !kGathers && !kWidens;
   static constexpr int kBudget = 227 * 1024 - kHeaderBytes;
   // Warps that widen always need room for a part of a tile each, so the ring can not use this room.
@@ -178,7 +178,7 @@ struct Sm90Shape : Choices {
   static constexpr int kPreparedSlots = kSlots - (kStagesInSlot ? 1 : 0);
   // Bytes of the ring that merges may use.
   static constexpr int kMergeBytes = kRingBytes - (kStagesInSlot ? kSlotBytes : 0);
-  // Two warps fill the slots, which takes more than three (see kKvWarps).
+  // As for kSlots: two warps fill the slots, and with three a warp could fall two phases behind.
   static_assert(!kTakesPrepared || kPreparedSlots > 3);
 };
 

@@ -56,10 +56,10 @@ struct alignas(16) Sm90WaitingMerges {
 ///      Warps 2 and 3 of the producer write queries. Queries to be rotated pass through `q_loaded`,
 ///      as keys do. Consumers stage results in the memory of queries, and free it when these are
 ///      read.
-///   6. `readers`, `waiting` and `states_full` belong to the consumers. After the last tile, behind
-///      a barrier of all consumers, the slots do, too.
-///   7. Whoever loads keys may set `on_pages` to kSomeOffPages, before it announces the keys. It
-///      stays so until the end.
+///   6. `readers`, `waiting` and `states_full` belong to the consumers. So do the slots after the
+///      last tile, behind a barrier of all consumers.
+///   7. Whoever loads keys may set `on_pages` to kSomeOffPages, before it announces the keys. The
+///      word keeps this value until the kernel ends.
 template <typename S>
 struct alignas(1024) Sm90SharedMemory {
   static constexpr int kIdsOfBatch = 32;

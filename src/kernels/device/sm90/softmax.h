@@ -12,7 +12,7 @@ namespace flashplan::device {
 template <typename S>
 struct Sm90Softmax {
   static constexpr int kKeyTiles = S::kTileKv / 8;
-  static_assert(kKeyTiles <= 16);  // 32 bits have one for each of a thread's columns in a row
+  static_assert(kKeyTiles <= 16);  // a word has a bit for each of a thread's columns in a row
   // The shift before the first key. It is finite, so that masked logits of -inf give no NaN.
   static constexpr float kNoShift = -3e38F;
   // If a thread's weights of one step add up to more than this, they are too large. Weights up to
@@ -27,7 +27,8 @@ struct Sm90Softmax {
     int32_t own_end[2];  // the end of what each of this thread's two rows sees
     float most[2];       // kMost, or infinity for a row of padding
     bool has_rows;       // whether this warp has any rows
-    // One bit for each of this thread's columns: whether the cache has the key that a list names.
+    // One bit for each of this thread's columns, 0 where a list of keys (topk) names no key of the
+    // cache.
     uint32_t found = 0xffffffffU;
 
     Visible() = default;
@@ -146,9 +147,8 @@ struct Sm90Softmax {
     return columns;
   }
 
-  /// One bit for each of a thread's columns, set where the page id of the key is
-  /// inside of the cache.
-  /// `first`: the key of the first column.
+  /// One bit for each of a thread's columns, set where the page id of the key is inside of the
+  /// cache. `first`: the key of the first column.
   static FLASHPLAN_DEVICE uint32_t existing_columns(const AttentionParams& p,
                                                     const Sm90Context& context, int32_t first) {
     return columns_on_pages(p.tensors.pages, page_ids(p.tensors.pages, context.segment.kv_row),

@@ -81,7 +81,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
 
  private:
   /// Whether some rows do not see some of the keys of the step that begins at `key`. Unlike
-  /// Visible::may_hide() it does not depend on how far the producer is: shifts follow from it.
+  /// Visible::may_hide() it does not depend on how far the producer is, since shifts depend on it.
   static FLASHPLAN_DEVICE bool hides_keys(const AttentionParams& p, const Sm90Context& context,
                                           const Visible& visible, int thread, int32_t key) {
     if (!visible.may_hide(key)) return false;

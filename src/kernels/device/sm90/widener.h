@@ -37,10 +37,10 @@ class Sm90Widener : Sm90ProducerWarp<S> {
       int32_t begin = 0;
       int32_t end = 0;
       int32_t head = 0;
-      // Before a tile without keys, and before the end of the queue, the consumers finish the tile
-      // before it, so they wait for its last values. Before a prepared tile these values are
-      // filled, too, after the tile's first keys. Both take three rounds of the loop without a step
-      // of this warp.
+      // Before a tile without keys, and before the end of the queue, the consumers finish the last
+      // tile with keys, so they wait for its last values. These values are also filled before a
+      // prepared tile, after its first keys. All of this takes three rounds of the loop in which
+      // this warp requests no rows.
       int32_t heads_end = 3;
       const int32_t* ids = nullptr;
       if (fills) {
@@ -108,11 +108,10 @@ class Sm90Widener : Sm90ProducerWarp<S> {
     int32_t key;   // the first key; of ragged keys, its row of the tensor
     int32_t page;  // page id of this lane's row
   };
-  // Values of Step::rows that are no rows. They mean: there is no step; other warps fill the slot
-  // of its keys; other warps fill the slot of its values.
-  static constexpr int32_t kNone = -3;
-  static constexpr int32_t kOthers = -2;
-  static constexpr int32_t kOthersValues = -1;
+  // Values of Step::rows that are no rows.
+  static constexpr int32_t kNone = -3;          // there is no step
+  static constexpr int32_t kOthers = -2;        // other warps fill the slot of its keys
+  static constexpr int32_t kOthersValues = -1;  // other warps fill the slot of its values
 
   /// This lane's row of a step.
   FLASHPLAN_DEVICE int row() const { return warp_ * S::kPartRows + opaque(lane_); }

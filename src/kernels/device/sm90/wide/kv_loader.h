@@ -75,7 +75,7 @@ class WideKvLoader : MlaKeyWarp<S> {
     int group;  // number of 8 rows in the page
     int slab;
     bool exists;
-    bool is_off_page;  // some row sees keys of the box, and its page id is outside of the cache
+    bool is_off_page;  // a row sees keys of the box, whose page id is outside of the cache
   };
   FLASHPLAN_DEVICE Place place(bool is_key, const Block& block, int32_t head, int32_t id) const {
     const int row = own_row();
