@@ -59,7 +59,7 @@ struct AttentionOptions {
   bool shared_kv = false;
   /// With shared_kv and pages: the most keys that a query sees, which each run() lists
   /// (AttentionTensors::topk_indices); 0: queries see the keys of their requests. causal does not
-  /// hide listed keys; there are neither a window nor a mask. Shared prefixes are not used.
+  /// hide listed keys. A window and a mask are refused, and shared prefixes are not used.
   int32_t topk = 0;
   /// Multiplies q.k; a normal float > 0; empty: 1 / sqrt(head_dim_qk). With shared_kv there is no
   /// default, because models scale by the head dim before their keys were compressed.
@@ -118,7 +118,7 @@ struct Batch {
   /// stands for; null: kv_len - qo_len, the position of its first query, with the real kv_len.
   const int32_t* mask_begin = nullptr;
   /// [qo_indptr[batch_size], 2], with a variant only: rows {begin, end} for each token of q, which
-  /// sees keys [begin, end) of its request at most; null: its variant may let it see any key. Keys
+  /// sees keys [begin, end) of its request at most; null: a token may see any key. Keys
   /// that no token of a tile may see are skipped. The others are still hidden by the variant alone,
   /// so it must hide what is outside of the ranges. An end <= begin means no key; ranges may exceed
   /// the keys of the request. Runs of such a plan take no real lengths (AttentionTensors::kv_lens).
@@ -132,12 +132,12 @@ struct AttentionTensors {
   /// but for the last dimension, which is contiguous. With shared_kv v is empty, and k may also
   /// have no dimension of heads; its last dimension has kDsMlaBytes elements in kFp8DsMla.
   TensorView k, v;
-  /// With shared_kv, or empty: the last head_dim_qk - head_dim_vo dims of q and of k, shaped like
-  /// these but for the last dimension. Then q or k has the first head_dim_vo dims. Without
-  /// shared_kv, k_tail [>= kv_indptr[batch_size], any] has the last dims of ragged keys, which all
-  /// kv heads have in common, such as the rotated dims of DeepSeek's prompts; k has the other dims.
-  /// Then a GPU refuses keys of up to 128 dims with kUnsupported, and Hopper's kernels also refuse
-  /// a variant or rope.
+  /// Each may be empty. With shared_kv they have the last head_dim_qk - head_dim_vo dims of q and
+  /// of k, and are shaped like these but for the last dimension; a tensor with a tail has only the
+  /// first head_dim_vo dims. Without shared_kv, k_tail [>= kv_indptr[batch_size], any] has the last
+  /// dims of ragged keys, which all kv heads have in common, such as the rotated dims of DeepSeek's
+  /// prompts; k has the other dims. Then a GPU refuses keys of up to 128 dims with kUnsupported,
+  /// and Hopper's kernels also refuse a variant or rope.
   TensorView q_tail, k_tail;
   /// With topk, instead of a page table: [>= T, 1 to topk] int32, on the Plan's device, the keys
   /// that each query sees, page * page_size + row in page. Entries outside of the cache, such as

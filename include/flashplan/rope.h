@@ -35,7 +35,8 @@ struct Rope {
   // beta_slow < beta_fast.
   double beta_fast = 32.0;
   double beta_slow = 1.0;
-  // With kYarn: rounds the numbers of the dims that make beta_fast and beta_slow rotations.
+  // With kYarn: whether the numbers of the dims that make beta_fast and beta_slow rotations are
+  // rounded to integers.
   bool truncate = true;
   /// With kYarn or given frequencies: multiplies cosines and sines; a normal float32 > 0. 0 stands
   /// for 1 + ln(scale) / 10 with kYarn and scale > 1, else for 1.

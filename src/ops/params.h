@@ -200,7 +200,7 @@ struct Parameter {
   FLASHPLAN_HOST_DEVICE Number of(int32_t row) const { return each == nullptr ? all : each[row]; }
 };
 
-/// Where the random numbers of requests come from: see SampleOptions.
+/// The random numbers of requests are those of Philox at (seed, offset, stream).
 struct RandomParams {
   Parameter<int64_t> seed{};
   Parameter<int64_t> offset{};

@@ -117,8 +117,8 @@ Status sample(const TensorView& logits, const SampleOptions& options, const Samp
   p.num_logit_rows = static_cast<int32_t>(logits.shape[0]);
   p.ids = static_cast<int32_t*>(outputs.ids.data);
   p.status = static_cast<int32_t*>(outputs.status.data);
-  // Raw log-probabilities and lists of the likeliest tokens are written after the draw, and then so
-  // is the log-probability of the token.
+  // Raw log-probabilities and the likeliest tokens are written by list_logprobs() after the draw.
+  // It then also writes the log-probability of the token.
   const bool has_lister =
       !top_ids.view.empty() || (!logprobs.view.empty() && outputs.logprobs_of == LogprobsOf::kRaw);
   if (!has_lister) p.logprobs = static_cast<float*>(outputs.logprobs.data);

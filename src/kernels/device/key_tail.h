@@ -25,7 +25,7 @@ struct KeyParts {
 };
 
 /// Copies 16 bytes of a key from dim `first` on; dims behind the last one become zeros.
-/// `vectorized`: as in TensorParams; both parts have a multiple of 16 bytes then.
+/// `vectorized`: both parts are aligned to 16 bytes, and have a multiple of 16 bytes.
 template <int kBytes>
 FLASHPLAN_DEVICE void copy_parts_16(uint32_t to, const KeyParts& key, int first, bool vectorized) {
   if (vectorized) {

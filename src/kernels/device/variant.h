@@ -25,7 +25,7 @@ struct Standard {
   static constexpr bool kIsBuiltIn = true;
   static constexpr bool kHasMaskBits = true;  // false: the plan has no custom_mask
   static constexpr bool kHasChunks = true;    // false: the plan is not batch-invariant
-  // Whether queries and keys are rotated, after their hooks; see rotation.h.
+  // Whether queries and keys are rotated after their hooks, by the members that rotation.h names.
   static constexpr bool kRotates = false;
 
   explicit FLASHPLAN_DEVICE Standard(const AttentionParams& params)

@@ -33,7 +33,8 @@ FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::V
   if constexpr (T::Variant::kTransformsOutput) {
     const ElementPosition at =
         element_position(p, rows, first_position(p, rows), kv_head, row, dim);
-    // For dims past the last one, which are not written, this computes the last one.
+    // Dims past the last one are not written. The variant gets the last dim instead of them, since
+    // it may only be asked for dims that exist.
     const auto output = [&](float x, int i) {
       return variant.output(x, at.next(min(i, p.tensors.head_dim_vo - 1 - dim)));
     };

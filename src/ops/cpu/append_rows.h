@@ -10,7 +10,7 @@ struct Place {
   int32_t position = -1;
 };
 
-/// Finds the places of tokens, in increasing order from `first` on. The caller has checked them,
+/// Finds the places of tokens, asked for in rising order from `first` on. The caller checked them,
 /// but another thread may change indptr, lengths, ids and slots meanwhile, so none is followed out
 /// of its tensor or of the cache.
 class PlaceFinder {

@@ -10,9 +10,9 @@ struct Candidates {
   int32_t ids[kMost];
 };
 
-/// Finds the elements that a top-k may keep: those that reach the top_k-th largest of the maxima of
-/// groups of 64, which at least top_k elements reach. False: there are fewer groups than top_k, or
-/// too many groups or elements.
+/// Finds the elements that a top-k may keep. The top_k-th largest of the maxima of groups of 64 is
+/// a bound that at least top_k elements reach, so smaller ones are not kept. Returns false if there
+/// are fewer groups than top_k, or too many groups or candidates.
 template <typename RowType>
 [[gnu::noinline]] bool find_candidates(const RowType& row, int32_t top_k, Candidates& candidates) {
   constexpr int32_t kGroup = 64;

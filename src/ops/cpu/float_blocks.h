@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Converts many elements at a time. Processors have instructions for float16 that compilers do not
-// use by themselves. Included by kernels.cpp only, inside the namespace of its instruction set.
+// Converts many elements at a time, float16 by instructions that compilers do not use by
+// themselves. Only kernels.cpp includes this file, inside the namespace of an instruction set.
 
 template <typename Format>
 inline constexpr bool kIsHalf = std::is_same_v<Format, cpu::Format<DType::kFloat16>>;

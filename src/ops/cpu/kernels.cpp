@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operators on rows of a tensor. Compiled once per instruction set, with FLASHPLAN_ISA as its
-// name. As in cpu/kernels.cpp, nothing with external linkage but operator_kernels() may come out of
-// this file: hence no std:: templates here.
+// name. Only operator_kernels() may have external linkage: of other functions the linker would keep
+// one copy, perhaps with instructions that the machine does not have. So no std:: templates are
+// used here.
 #include "ops/cpu/kernels.h"
 
 #include "cpu/float_formats.h"

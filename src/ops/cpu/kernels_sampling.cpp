@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // sample() and its filters on one row of logits, and speculative_verify() on one request. Compiled
 // once per instruction set, with FLASHPLAN_ISA as its name, and without contraction of a * b + c,
-// so that a GPU gives the same bits. As in cpu/kernels.cpp, nothing with external linkage but what
-// kernels.h names may come out of this file.
+// so that a GPU gives the same bits. Only the functions in kernels.h may have external linkage: of
+// others the linker would keep one copy, perhaps with instructions that the machine does not have.
 #include "cpu/float_formats.h"
 #include "ops/cpu/kernels.h"
 #include "ops/filter_math.h"

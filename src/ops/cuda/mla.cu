@@ -20,8 +20,8 @@ constexpr int kDimsOfScale = 128;
 static_assert(kDimsOfScale == 32 * kQuad);            // a warp has the dims of a scale
 static_assert(kDsMlaScaledDims == kThreads * kQuad);  // a CTA has all dims that have scales
 
-/// Up to four consecutive elements as float32. Without words, single elements are loaded, and those
-/// behind the end are 0.
+/// Loads four consecutive elements as float32. Unless kWords, it loads them one by one, and those
+/// behind the end of the row are 0.
 template <DType kDType, bool kWords>
 __device__ void load_quad(const void* row, int first, int num_dims, float (&values)[kQuad]) {
   using Storage = typename Format<kDType>::Storage;

@@ -223,9 +223,9 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant
   }
 }
 
-/// For many rows, as few threads as can hold a row, so that each has many loads in flight. For few
-/// rows, one thread for each word, since nothing else hides the latency of memory. Rows of up
-/// to 16 words share a warp.
+/// Many rows get as few threads each as can hold a row, so that each thread has many loads in
+/// flight. Few rows get a thread for each word, since nothing else hides the latency of memory.
+/// Rows of up to 16 words share a warp.
 Grid make_grid(int32_t num_rows, int32_t num_words) {
   constexpr int kManyRows = 1024;
   const int words_of_thread = num_rows >= kManyRows ? kHeld : 1;

@@ -26,7 +26,7 @@ class FewRows {
         lane_(thread_ & 31),
         warp_(thread_ >> 5) {}
 
-  /// Computes kv heads head to heads_end - 1, kHeads at a time. kHeads divides their number.
+  /// Computes kv heads [head, heads_end), kHeads at a time. kHeads divides their number.
   FLASHPLAN_DEVICE void run(int32_t head, int32_t heads_end) {
     const int32_t keys_end = context_.block.keys.end;
     FewRowsPipeline<T, kHeads> pipeline(p_, context_, shared_address(smem_), warp_, lane_, head,

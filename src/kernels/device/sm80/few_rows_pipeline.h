@@ -14,8 +14,7 @@ class FewRowsPipeline {
   using Tile = typename S::Tile;
 
  public:
-  /// The kv heads are `head` to heads_end - 1. `base`: the address of the CTA's dynamic shared
-  /// memory.
+  /// For kv heads [head, heads_end). `base`: the address of the CTA's dynamic shared memory.
   FLASHPLAN_DEVICE FewRowsPipeline(const AttentionParams& p, const TileContext& context,
                                    uint32_t base, int warp, int lane, int32_t head,
                                    int32_t heads_end)

@@ -171,7 +171,7 @@ class KeyPipeline {
     return reinterpret_cast<const int32_t*>(
         load_shared_pointer(shared_address(&context_.page_ids)));
   }
-  /// The address of the CTA's word in shared memory that is kAllOnPages or kSomeOffPages.
+  /// The address of TileContext::on_pages.
   FLASHPLAN_DEVICE uint32_t on_pages() const { return shared_address(&context_.on_pages); }
   /// Requests the page ids of the tile `asked_`, and sets `asked_` to the next tile.
   FLASHPLAN_DEVICE void request_rows(typename Finder::Rows& rows, const KeySpan& keys) {

@@ -105,7 +105,7 @@ class KvCursor {
   }
 
   /// Writes the KvRows of the next kTiles tiles to `table`, given their page ids. `first_seen`: the
-  /// first key that any row sees. `on_pages`: the address of the CTA's word (see kAllOnPages).
+  /// first key that any row sees. `on_pages`: the address of TileContext::on_pages.
   template <int kTiles>
   FLASHPLAN_DEVICE void find_rows(uint32_t table, uint32_t page_ids, const AttentionParams& p,
                                   int32_t kv_row, KeySpan keys, int32_t first_seen,

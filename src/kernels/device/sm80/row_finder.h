@@ -71,7 +71,7 @@ class RowFinder {
   }
 
   /// Writes the addresses to `table`, which has a KvRow for each row of the tile. `on_pages`: the
-  /// address of the CTA's word that becomes kSomeOffPages if a row has no page.
+  /// address of TileContext::on_pages.
   FLASHPLAN_DEVICE void store(const Rows& rows, const PageTable& pages, uint32_t table,
                               uint32_t on_pages) const {
     bool exist = true;

@@ -98,7 +98,7 @@ struct Shape {
   static constexpr bool kLeavesRegisters = !T::kIsNarrow || kWarpsVo > 1 || T::kHeadDimVo < 128;
   static constexpr int kMostAtOnce = kLeavesRegisters ? 64 : 32;
   static constexpr int kKeysAtOnce = kKeysPerWarp < kMostAtOnce ? kKeysPerWarp : kMostAtOnce;
-  // Of kKeysAtOnce keys, a warp computes the logits of this many.
+  // A warp computes the logits of this many of the kKeysAtOnce keys.
   static constexpr int kLogitKeys = kKeysAtOnce / kWarpsVo;
   static_assert(kLogitKeys % 16 == 0);
   // Keys whose weights are computed at a time: fewer where accumulators and logits take most of the

@@ -382,7 +382,7 @@ class Sm90Consumer {
   float o_[S::kHeadDimVo / 2] = {};
   uint32_t weights_[S::kTileKv / 16][4] = {};
   Sm90SlotRing<S> ring_;
-  uint32_t q_ = 0;           // place of the queries of this unit, see Sm90Smem::queries()
+  uint32_t q_ = 0;           // place of this unit's queries: parts of buffers taken before
   uint32_t last_q_ = 0;      // place of the queries of the unit before
   bool begins_tile_ = true;  // whether this unit is the first of a tile
   bool shared_ = false;      // whether all warpgroups have rows of this unit

@@ -161,7 +161,7 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
     }
   }
 
-  /// Makes the copies of fill() for rows that are not aligned, or too far away for RowUnits.
+  /// Makes the copies of fill() for rows that are not aligned, or whose offsets exceed 32 bits.
   FLASHPLAN_DEVICE void copy_far_rows(const KvView& view, const Step& step, int head_dim,
                                       uint32_t tile) const {
     const unsigned char* const own = row_address(view, step.page, own_place(step), step.head);

@@ -214,8 +214,8 @@ FLASHPLAN_DEVICE void fence_async_proxy() {
 }
 
 /// Orders ordinary writes to shared and global memory before later accesses through the async
-/// proxy: this thread's own writes, and those of other threads that happened before, such as those
-/// before a barrier at which both have waited.
+/// proxy: this thread's own writes, and those of other threads that happened before, such as
+/// before a barrier that these and this thread have passed.
 FLASHPLAN_DEVICE void fence_async_proxy_of_all_memory() {
   asm volatile("fence.proxy.async;\n" ::: "memory");
 }

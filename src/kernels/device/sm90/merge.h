@@ -68,9 +68,9 @@ class Sm90Merge {
   }
 
   /// Merges the rows in all lists of arrive_at(). All consumers call it after their last tile.
-  /// Merging right after a tile would put this code among that of tiles, out of the first 64 KB,
-  /// and would make the compiler spill the products' registers. Few rows are merged by the
-  /// warpgroup that has arrived, many rows by all warpgroups together.
+  /// Merging right after a tile would put this code among that of tiles, which would then not fit
+  /// into the first 64 KB, and would make the compiler spill the products' registers. Few rows are
+  /// merged by the warpgroup that has arrived, many rows by all warpgroups together.
   static FLASHPLAN_DEVICE void merge_waiting(const AttentionParams& p, const Sm90Smem<S>& smem,
                                              int warpgroup, int thread) {
     barrier_wait(S::kConsumerBarrier, kThreads);

@@ -23,7 +23,8 @@ struct Sm90RowOutput {
   }
   FLASHPLAN_DEVICE float operator()(float x, int dim) const {
     if constexpr (!S::Variant::kTransformsOutput) return x;
-    // For dims past the last one, which are not written, this computes the last one.
+    // Dims past the last one are not written. The variant gets the last dim instead of them, since
+    // it may only be asked for dims that exist.
     return typename S::Variant(p).output(x, at.next(min(dim, p.tensors.head_dim_vo - 1)));
   }
 };

@@ -124,7 +124,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
   /// arrive thousands of clocks later.
   FLASHPLAN_DEVICE void load_queries() {
     const bool brings_records = warp_ == 2;
-    int32_t place = 0;  // see Sm90Smem::queries()
+    int32_t place = 0;  // place of the next queries: parts of buffers taken before
     for (int32_t i = 0;; ++i) {
       // Records that are not in QueueStart are loaded after the first queries, so that these need
       // not wait for them.

@@ -248,7 +248,7 @@ class Sm90Rotator {
   // 1 if the next step follows another step without a break: then, in one ring, the values of that
   // step come after the keys of the next one. Otherwise 0.
   int32_t follows_ = 0;
-  int32_t place_ = 0;  // place of the queries, see Sm90Smem::queries()
+  int32_t place_ = 0;  // place of the next queries: parts of buffers taken before
 };
 
 }  // namespace flashplan::device

@@ -16,7 +16,7 @@ struct Sm90Context {
   Segment segment;
   int32_t is_end;            // 1: there is no tile, because the queue ends here
   int32_t first_masked_key;  // the first key that the caller's mask of bits covers
-  int32_t row_begin;         // first row of the tile, as in PackedRows
+  int32_t row_begin;         // first row of the tile among the packed rows of the segment
   int32_t num_rows;
 
   /// The rows and keys of the tile, after finish().
@@ -52,7 +52,7 @@ struct Sm90Context {
 };
 static_assert(sizeof(Sm90Context) == 64);
 
-/// The sizes of a kernel. `Choices`: see Traits.
+/// The sizes of a kernel that is compiled for `Choices` (device/traits.h).
 template <typename Choices>
 struct Sm90Shape : Choices {
   // There are two or three consumer warpgroups, each with 64 rows. With three, a thread has 152
@@ -134,7 +134,7 @@ struct Sm90Shape : Choices {
   // such tiles are loaded ahead.
   static constexpr int kQParts = kQBuffers > 1 ? kWarpgroups : 1;
   static constexpr int kQBarriers = kQBuffers * kQParts;
-  // The size of what comes before the queries in shared memory; see Sm90SharedMemory.
+  // Room for the members of Sm90SharedMemory that come before the queries.
   static constexpr int kHeaderBytes = 2048;
   // Keys and values take turns in a ring of slots. Where keys are larger than values, both have
   // rings of their own, with slots of their size, so that there is room for one slot more.

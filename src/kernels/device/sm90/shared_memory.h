@@ -9,7 +9,7 @@ namespace flashplan::device {
 
 using MbarrierWord = uint64_t;
 
-/// The requests that a CTA merges after its queue; see Sm90ReaderMerges.
+/// The requests that a CTA merges after its queue (Sm90ReaderMerges).
 struct Sm90Readers {
   static constexpr int kMost = 64;
 
@@ -19,7 +19,7 @@ struct Sm90Readers {
   int32_t merges[kMost];  // the list: numbers of the merges
 };
 
-/// A merge that waits for the end of the queue; see Sm90Merge.
+/// A merge that waits until the queue has ended. Then Sm90Merge::merge_waiting() does it.
 struct alignas(16) Sm90WaitingMerge {
   int32_t part_index;
   int32_t part_count;
@@ -80,14 +80,14 @@ struct alignas(1024) Sm90SharedMemory {
   int32_t page_ids[2][2][kIdsOfBatch];  // two batches of each of two warps
   Sm90Readers readers;
   Sm90WaitingMerges waiting[S::kWarpgroups];
-  MbarrierWord states_full;  // see Sm90Merge
+  MbarrierWord states_full;  // bulk copies have brought the states that Sm90Merge merges
   int32_t first_prepared[S::kContexts];
-  int32_t on_pages;  // kAllOnPages or kSomeOffPages, see pages.h
+  int32_t on_pages;  // kAllOnPages or kSomeOffPages (pages.h)
   uint32_t free_position;
   // Tensor maps and wgmma need tiles at multiples of 1024 bytes: the permutation of 16-byte groups
   // follows from address bits.
   alignas(1024) unsigned char queries[S::kQBuffers][S::kQBytes];
-  unsigned char ring[S::kRingBytes];  // see Sm90Smem::slot()
+  unsigned char ring[S::kRingBytes];  // the slots
   // After the ring come S::kStageBytes for the parts of tiles that warps prepare, unless these are
   // in the last slot.
 };

@@ -8,7 +8,8 @@
 
 namespace flashplan::device {
 
-/// Must come before the first product of a batch: orders earlier writes to its registers.
+/// Orders earlier writes to registers before the products that use them. It must come before the
+/// first product of a batch.
 FLASHPLAN_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 /// Ends a batch of products.
 FLASHPLAN_DEVICE void wgmma_commit() {

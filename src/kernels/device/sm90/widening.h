@@ -10,9 +10,9 @@ namespace flashplan::device {
 
 /// Copies and widens a part of a tile, S::kPartRows rows. Raw 8-bit rows lie one after the other.
 /// From 128 dims on, the halves of each 128 bytes of odd rows are exchanged, so that the eight
-/// lanes that read 64 bytes of two neighbouring rows together have no bank conflicts. Nor have they
-/// when they write: the chunks of a row and those of its neighbour have different places in the
-/// layout that wgmma reads.
+/// lanes that read 64 bytes of two neighbouring rows together have no bank conflicts. Their writes
+/// have none either, since the chunks of neighbouring rows have different places in the layout that
+/// wgmma reads.
 template <typename S>
 struct Sm90Widening {
   static_assert(S::kHeadDimQk == S::kHeadDimVo && S::kPartRows % 8 == 0 && S::kPartRows <= 32);

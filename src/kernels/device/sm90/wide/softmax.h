@@ -42,7 +42,7 @@ struct WideSoftmax : Sm90Softmax<S> {
   static_assert(Base::kMost == 1024.0F);
 
   /// Whether some weight of the warp's rows would be larger than kMost. Rows of padding do not
-  /// count: see Visible.
+  /// count, since their queries may be those of another request.
   FLASHPLAN_DEVICE bool too_large(const float (&largest)[2], float scale,
                                   const Visible& visible) const {
     bool is_large = false;
