@@ -176,9 +176,9 @@ struct AttentionTensors {
   /// [>= T, num_qo_heads] float32, written; may be empty. A natural logarithm, or with lse_base2
   /// one to base 2.
   TensorView lse;
-  /// Real key = k_scale * stored key (8-bit caches). Normal floats > 0, and so must be
-  /// softmax_scale * q_scale * k_scale, which may not overflow when it is divided by softcap. With
-  /// shared_kv k_scale is that of values too, and v_scale must be 1.
+  /// Real key = k_scale * stored key (8-bit caches). Both scales must be normal floats > 0, and so
+  /// must softmax_scale * q_scale * k_scale, which must not overflow when it is divided by softcap.
+  /// With shared_kv k_scale is that of values too, and v_scale must be 1.
   float k_scale = 1.0F;
   float v_scale = 1.0F;
   /// [1] or [num_kv_heads] float32, on the Plan's device, or empty: one factor for all kv heads or

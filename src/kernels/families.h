@@ -27,8 +27,8 @@ inline constexpr KernelFamily kSm80Family = {.name = "sm80",
                                              .preference = no_preference};
 
 /// The first axis that a kernel of the sm90 family does not serve. The family serves no variants
-/// that change keys or values. A warpgroup that rotates leaves the others too few registers for
-/// the products of more than 128 dims.
+/// that change keys or values, and no rotations with values of more than 128 dims: a warpgroup
+/// that rotates leaves the others too few registers for their products.
 inline Axis first_unserved_by_sm90(const Kernel& kernel, const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
   if (axis != Axis::kNone) return axis;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What append_mla() and gather_mla() check alike.
+// The checks and the description of a cache that append_mla() and gather_mla() have in common.
 #pragma once
 
 #include "checks/memory_checks.h"

@@ -169,7 +169,7 @@ struct Cut {
   uint32_t min_weight;
 };
 
-/// Keeps all keys, as no key is 0.
+/// Keeps all values whose weight is at least min_weight, since all keys are above 0.
 FLASHPLAN_HOST_DEVICE Cut keep_all(uint32_t min_weight) { return {0U, 0U, min_weight}; }
 
 /// The least weight that min-p keeps: min_p * kOne, rounded up, for min_p in [0, 1].

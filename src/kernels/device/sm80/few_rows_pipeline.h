@@ -130,7 +130,8 @@ class FewRowsPipeline {
                                                      uint32_t to, int lane) {
     copy_rows<false>(own_row, head_stride, first_lane, to, lane);
   }
-  /// `kAligned`: all rows exist, and are copied 16 bytes at a time.
+  /// Makes the copies of copy_any_rows(). `kAligned`: all rows exist, and are copied 16 bytes at a
+  /// time.
   template <bool kAligned>
   static FLASHPLAN_DEVICE void copy_rows(const unsigned char* own_row, int64_t head_stride,
                                          int first_lane, uint32_t to, int lane) {

@@ -60,7 +60,8 @@ class KeyPipeline {
         finder_.store(rows[entry], p_.tensors.pages, table_address(entry), on_pages());
       }
       request_rows(rows_, keys);
-      // Without 16-byte copies, warps copy rows whose addresses other warps have stored.
+      // Without 16-byte copies, warps copy rows whose addresses other warps store, so all warps
+      // wait for each other.
       copies_16_bytes_ ? __syncwarp() : __syncthreads();
     } else {
 #pragma unroll 1

@@ -6,7 +6,7 @@
 // order:
 //   logical dims (2c, 2c+1, 2c+8, 2c+9) of a k-step are stored dims 4c .. 4c+3 of 16, and
 //   tiles (2b, 2b+1) of o hold the even and the odd dims of the b-th 16.
-// c = lane % 4 and g = lane / 4 as in the PTX ISA's figures of m16n8k16.
+// Here c = lane % 4, and b counts the groups of 16 dims.
 #pragma once
 
 #include "kernels/device/numeric.h"

@@ -218,9 +218,9 @@ class Sm90Consumer {
       const bool in_turns = shared || last_shared;
       wait_turn(in_turns);
       multiply_values(v_slot);
-      // The keys that rows see and the scales are computed while these products run.
-      // multiply_first_keys() waits until the tensor cores take more products, so after it this
-      // would delay the output of `last`.
+      // The keys that rows see and the scales are computed while these products run. If they were
+      // computed after multiply_first_keys(), which waits until the tensor cores take more
+      // products, they would delay the output of `last`.
       compute_visible();
       if (has_last) compute_scales();
       multiply_first_keys();

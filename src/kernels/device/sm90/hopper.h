@@ -97,7 +97,7 @@ FLASHPLAN_DEVICE uint32_t cluster_rank() {
   asm("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
   return rank;
 }
-/// Where CTA number `rank` of the cluster has what is at `address` of this CTA.
+/// The address of the same place in the shared memory of CTA number `rank` of the cluster.
 FLASHPLAN_DEVICE uint32_t address_in_cta(uint32_t address, uint32_t rank) {
   uint32_t mapped;
   asm("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(mapped) : "r"(address), "r"(rank));

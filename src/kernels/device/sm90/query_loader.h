@@ -222,7 +222,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
     __syncwarp();
   }
 
-  /// How many tokens a tile of few rows has, with those that pad it to all rows of its warps.
+  /// The number of tokens of a tile of few rows, with those that pad it to whole groups of 16 rows.
   FLASHPLAN_DEVICE int num_padded_tokens(const PackedRows& rows) const {
     const Divisor& group_size = p_.schedule.group_size;
     const int num_rows = (rows.num_rows + 15) / 16 * 16;

@@ -80,7 +80,8 @@ class Sm90Rotator {
     using Pairs = FourPairs<Variant, S::kKv, typename S::Key>;
     static constexpr int kGroups = S::kTileKv / 8;
     static constexpr int kOfAllGroups = 8 * Pairs::kPerRow;
-    // Where few dims are rotated, several series share the blocks of 8 rows.
+    // Where few dims are rotated, several series share the blocks of 8 rows, so that more threads
+    // have work.
     static constexpr int num_shares() {
       int shares = 1;
       while (2 * shares * kOfAllGroups <= kThreads && kGroups % (2 * shares) == 0) shares *= 2;

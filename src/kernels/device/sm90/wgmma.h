@@ -27,8 +27,8 @@ FLASHPLAN_DEVICE void pin(float (&d)[kCount]) {
   for (float& x : d) asm volatile("" : "+f"(x)::"memory");
 }
 
-/// Sets accumulators to 0. By mov: for `x = 0` nvcc makes zeros in 64 uniform registers and copies
-/// them to the accumulators, twice.
+/// Sets accumulators to 0 by mov, because for `x = 0` nvcc makes zeros in 64 uniform registers and
+/// copies them to the accumulators, twice.
 template <int kCount>
 FLASHPLAN_DEVICE void clear(float (&d)[kCount]) {
 #pragma unroll

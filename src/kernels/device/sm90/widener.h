@@ -24,8 +24,8 @@ class Sm90Widener : Sm90ProducerWarp<S> {
   /// of the step before it. Page ids are requested one step ahead, since on a busy GPU they take as
   /// long to arrive as the keys.
   FLASHPLAN_DEVICE void run() {
-    Step last = {kNone, 0, 0, 0};  // the step whose keys have a slot, and whose values have none
-    // The step whose page ids are requested, and whose keys have no slot.
+    Step last = {kNone, 0, 0, 0};  // the step whose keys have a slot, but not yet its values
+    // The step whose page ids are requested, and whose keys have no slot yet.
     Step ahead = {kNone, 0, 0, 0};
     int32_t i = 0;
 #pragma unroll 1
