@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Division by a number that the host knows and the GPU does not.
+// Division by a number that is known when a plan is made, not when the kernels are compiled.
 #pragma once
 
 #include <cstdint>

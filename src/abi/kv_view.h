@@ -56,9 +56,9 @@ struct PageTable {
     if (first < 0 || first >= behind || first >= num_ids) return {};
     return {first, (behind < num_ids ? behind : num_ids) - first};
   }
-  /// The most keys that the page ids of a request can name. There is no limit for a block table,
-  /// because the host knows its columns and refuses runs with too few. Only the device knows
-  /// indptr.
+  /// The most keys that the page ids of a request can name. For CSR the limit follows from indptr,
+  /// which only the device knows. There is no limit for a block table, because the host knows its
+  /// columns and refuses runs with too few.
   FLASHPLAN_HOST_DEVICE int32_t keys_of(int32_t request) const {
     if (indptr == nullptr) return 0x7fffffff;
     const int64_t keys = int64_t{row_of(request).count} * page_size.value;

@@ -42,7 +42,7 @@ struct KeySpan {
 /// request stands at kv_len - qo_len + i, so that the last query stands at the last key.
 struct Mask {
   bool causal = false;       // keys after the query's position are hidden
-  int32_t window_left = -1;  // keys more than window_left before it are hidden too; -1: none
+  int32_t window_left = -1;  // keys more than window_left before it are hidden; -1: no window
 
   /// The keys among `keys` that the query at `position` sees. Neither begin nor end gets smaller
   /// for a later query. So the keys that any row of a tile sees go from the first key that its
@@ -58,7 +58,7 @@ struct Mask {
     return keys;
   }
 
-  /// The keys of a request that at least one of queries `first` to `last` sees. The begin is
+  /// The keys of a request that at least one of queries `first` to `last` sees. The first key is
   /// rounded down to a multiple of `tile_kv`. {0, 0}: there are none. `position`: the position of
   /// query 0.
   FLASHPLAN_HOST_DEVICE KeySpan visible_to_queries(int32_t first, int32_t last, int32_t position,

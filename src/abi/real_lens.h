@@ -27,8 +27,8 @@ FLASHPLAN_HOST_DEVICE void fit_to_length(const Mask& mask, const PackedRows& row
   segment.position = kv_len - segment.qo_len;
   const KeySpan real = mask.visible_to_queries(first, last, segment.position, kv_len, tile_kv);
   // With a sliding window the keys begin earlier by `shift`, a multiple of tile_kv, and so do the
-  // cuts. Because both begins are rounded down, there may be one step more than planned, which goes
-  // to the last work tile of the head.
+  // cuts. Because both first keys are rounded down, there may be one step more than planned, which
+  // goes to the last work tile of the head.
   const int32_t shift = planned.begin - real.begin;
   const bool is_last = keys.end == planned.end;
   keys = {keys.begin - shift, keys.end - shift};

@@ -59,7 +59,7 @@ class GroupWriter {
     return last;
   }
 
-  /// Moves the groups to the begin of the memory, and returns their number.
+  /// Moves the groups to the start of the memory, and returns their number.
   int32_t close() {
     finish(0, 0);
     std::copy(groups_ + 3 * int64_t{first_}, groups_ + 3 * int64_t{end_}, groups_);

@@ -61,7 +61,7 @@ struct Plan::Impl {
   int32_t longest_request = 0;      // the first request with the most keys
   int64_t num_mask_bits = 0;        // bits that a row of the mask must have
   bool has_key_ranges = false;      // whether the batch has ranges of keys
-  int32_t num_prepared_tiles = 0;   // of the batch; see PreparedKv
+  int32_t num_prepared_tiles = 0;   // of the batch's keys
   KeyListBatch lists;               // the batch of single tokens, used with topk
   /// A run on the CPU copies its kv_lens, or topk_lens, and page_indptr to these. Plan::create()
   /// reserves memory for any batch.

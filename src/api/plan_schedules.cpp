@@ -13,7 +13,7 @@ namespace flashplan {
 namespace {
 
 /// Whether the mask of a request begins inside one of its shared prefixes. The row tile of a prefix
-/// is computed without masks, so such prefixes are not shared.
+/// is computed without masks, so in such a batch no prefix is shared.
 bool has_masks_inside_prefixes(const Batch& batch) {
   if (batch.mask_begin == nullptr) return false;
   for (int32_t i = 0; i < batch.num_shared_prefixes; ++i) {
@@ -86,7 +86,8 @@ ScheduleBounds prepare_schedules(Division division, Plan::Impl* impl) {
   }
   if (divides) bounds = larger(bounds, sums);
   for (std::size_t i = 0; i < kernels.size(); ++i) {
-    // The merges of both schedules are numbered down from the end of one buffer.
+    // The merges of both schedules are numbered down from the end of one buffer, so both schedulers
+    // must know its whole size.
     if (divides) own[i].merges = bounds.merges;
     kernels[i].scheduler.reserve(shapes[i], own[i]);
   }

@@ -86,7 +86,7 @@ PreparedKv prepared_kv(const AttentionTensors& t, const Plan::Impl& plan, const 
   if (with.layout.max_prepared_tiles == 0) return kv;
   const KernelGeometry& geometry = with.choice.kernel.geometry;
   // A work tile whose keys lie behind the real length of the request must read zeros as values.
-  // Prepared values are not zeros there.
+  // Prepared values are not zeros there, so runs with real lengths get none.
   if (geometry.prepared_value_bytes > 0 && !t.kv_lens.empty()) return kv;
   auto* workspace = static_cast<unsigned char*>(t.workspace);
   kv.keys = workspace + with.layout.prepared_keys;
@@ -234,14 +234,14 @@ Status run_on_gpu(const AttentionTensors& t, Plan::Impl* plan, Stream stream) no
     follows = follows || launched.ok();
   }
   if (!follows) return launched;
-  // Where only the second launch has failed, the first one still runs.
+  // If only the second launch has failed, the first one still runs, so it is recorded.
   const Status recorded = plan->device_schedule->after_run(stream);
   return launched.ok() ? recorded : launched;
 }
 
-/// The tensors, with kv_lens and page_indptr copied to memory of the plan. Another thread of the
-/// caller may write to the originals during the run, but the kernel must use the values that were
-/// checked.
+/// The tensors, with kv_lens or topk_lens, and page_indptr, copied to memory of the plan. Another
+/// thread of the caller may write to the originals during the run, but the kernel must use the
+/// values that were checked.
 AttentionTensors with_copies(const AttentionTensors& given, Plan::Impl* plan) noexcept {
   AttentionTensors t = given;
   const auto copy = [](TensorView* view, int32_t count, std::vector<int32_t>* to) {

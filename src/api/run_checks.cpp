@@ -104,7 +104,7 @@ Status check_sinks(const AttentionTensors& t, const Plan::Impl& plan) {
 /// Checks a tensor of the variant. It may have any shape but no gaps, since bodies get a pointer.
 Status check_variant_tensor(const TensorArgument& argument, DType dtype, Device device) {
   const int32_t rank = argument.view.rank;
-  if (rank < 1 || rank > kMaxRank) {  // check_shape() refuses other tensors
+  if (rank < 1 || rank > kMaxRank) {  // check_shape() does this for other tensors
     return error(StatusCode::kInvalidArgument, "%s: expected 1 to %d dimensions, got %d",
                  argument.name, kMaxRank, rank);
   }
@@ -184,7 +184,7 @@ int32_t kv_len_of(const TensorView& kv_lens, const Plan::Impl& plan, int32_t req
   return std::clamp(static_cast<const int32_t*>(kv_lens.data)[request], 0, planned);
 }
 
-/// Checks that the real lengths of requests are not shorter than their shared prefixes and queries.
+/// Checks that no real length is shorter than the request's shared prefix and queries together.
 Status check_prefix_lens(const TensorView& kv_lens, const Plan::Impl& plan) {
   if (kv_lens.empty()) return {};
   for (const PrefixGroup& group : plan.prefixes.in_order()) {
@@ -237,7 +237,7 @@ Status check_logits_scale(const char* name, float scale, const char* others, flo
   return {};
 }
 
-/// Checks the scales that are numbers. Scales that are tensors are checked elsewhere.
+/// Checks the scales that are numbers. check_head_scale_values() checks those in tensors.
 Status check_scale_numbers(const AttentionTensors& t, const AttentionOptions& options) {
   if (!is_narrow_float(options.q_dtype) && (t.q_scale != 1.0F || !t.q_scales.empty())) {
     return error(StatusCode::kInvalidArgument, "q_scale: expected 1 with q of %s, got %s",
@@ -269,7 +269,8 @@ Status check_head_scale_values(const AttentionTensors& t, const AttentionOptions
   return check_scales("v_scale", t.v_scale, t.v_scales);
 }
 
-/// Checks that no real length is negative or above the planned one, which run() replaces.
+/// Checks that no real length is negative or above the planned one. Instead of such a length run()
+/// takes 0 or the planned one, without an error.
 Status check_real_lens(const TensorView& kv_lens, const Plan::Impl& plan) {
   for (int32_t r = 0; !kv_lens.empty() && r < plan.batch_size; ++r) {
     const int32_t kv_len = static_cast<const int32_t*>(kv_lens.data)[r];

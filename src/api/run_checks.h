@@ -14,7 +14,7 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan);
 /// Checks the values in tensors that have passed check_tensors() and lie on the CPU.
 Status check_values(const AttentionTensors& t, const Plan::Impl& plan);
 
-/// Checks tensors in host memory, and the values in them; see Plan::check_device_data().
+/// Checks tensors in host memory, and the values in them, for Plan::check_device_data().
 Status check_data(const DeviceData& data, const Plan::Impl& plan);
 
 /// Checks that a block table on a GPU, which the host can not read, has enough columns for the

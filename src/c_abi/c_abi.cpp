@@ -23,8 +23,8 @@ struct flashplan_plan {
 namespace flashplan::c_abi {
 namespace {
 
-/// Copies a text to `text`, which has `size` bytes, cut off and with a final NUL. Returns the
-/// length of the whole text, as snprintf() does.
+/// Copies `source` to `text`, which has `size` bytes, with a final NUL. What does not fit is cut
+/// off. Returns the length of `source`, as snprintf() does.
 std::size_t write_text(const std::string& source, char* text, std::size_t size) noexcept {
   if (text != nullptr && size > 0) {
     const std::size_t length = std::min(source.size(), size - 1);

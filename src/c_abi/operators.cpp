@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions of flashplan_c_ops.h: each one reads the caller's structs and calls the C++
-// library.
+// The functions of flashplan_c_ops.h, except those in quantize.cpp: each one reads the caller's
+// structs and calls the C++ library.
 #include "c_abi/read_structs.h"
 #include "c_abi/report.h"
 #include "c_abi/structs.h"

@@ -100,7 +100,7 @@ bool alternate(const TensorView& a, const TensorView& b, int64_t period) {
   return span_a <= offset && offset + span_b <= period;
 }
 
-/// Whether two views whose extents intersect share the memory of an element.
+/// Whether two views whose extents intersect share no element's memory, as far as a period shows.
 bool lie_in_gaps(const TensorView& a, const TensorView& b) {
   for (const TensorView* view : {&a, &b}) {
     for (int32_t d = 0; d < view->rank; ++d) {
@@ -111,7 +111,7 @@ bool lie_in_gaps(const TensorView& a, const TensorView& b) {
   return false;
 }
 
-/// Checks arguments whose extents intersect: one may still lie in the gaps of the other.
+/// Checks arguments whose extents intersect. They may lie in each other's gaps, but not overlap.
 Status check_gaps(const TensorArgument& written, const TensorArgument& other) {
   if (lie_in_gaps(written.view, other.view)) return {};
   return error(StatusCode::kInvalidArgument, "%s: expected memory apart from %s, got an overlap",

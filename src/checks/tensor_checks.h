@@ -46,7 +46,7 @@ Status check_device_exists(const TensorArgument& argument) noexcept;
 /// Whether all rows of a tensor (its last dimension) begin and end at multiples of 16 bytes.
 bool is_vectorized(const TensorView& view) noexcept;
 
-/// Checks that a scale is finite and > 0.
+/// Checks that a scale is a normal float32 (finite, not subnormal) and > 0.
 Status check_scale(const char* name, float scale) noexcept;
 
 /// Calls check("name[i]", value) for each value of a contiguous float32 tensor in host memory.

@@ -23,7 +23,7 @@ constexpr bool is_wide_float(DType dtype) noexcept {
   return false;
 }
 
-/// Whether values of this dtype are only stored, in caches and results: kernels convert them to
+/// Whether values of this dtype are only stored, in tensors and caches: kernels convert them to
 /// wider floats before they compute with them.
 constexpr bool is_narrow_float(DType dtype) noexcept {
   switch (dtype) {

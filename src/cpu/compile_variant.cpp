@@ -282,7 +282,7 @@ RunQueue load_cached(const DiskCache& cache, const std::string& key) {
   return code ? load_code(*code) : nullptr;
 }
 
-/// Fills `code`, whose mutex is held.
+/// Loads or compiles the code of the options' variant. The caller holds the mutex of `code`.
 Status make_code(const AttentionOptions& options, const std::string& source,
                  const std::vector<std::string>& compiler, const std::string& key, Compiled* code) {
   const DiskCache cache;

@@ -42,7 +42,8 @@ struct Format<DType::kBFloat16> {
 };
 
 /// IEEE-like formats with `kExponentBits` and `kMantissaBits`. kFinite: a number of all ones is
-/// NaN, and there is no infinity (e4m3fn). kSaturate: store() saturates.
+/// NaN, and there is no infinity (e4m3fn). kSaturate: store() turns numbers that are too large into
+/// the largest finite one, else into infinity.
 template <int kExponentBits, int kMantissaBits, bool kFinite, bool kSaturate, typename StorageType>
 struct SmallFloat {
   using Storage = StorageType;
@@ -96,7 +97,7 @@ struct Format<DType::kFloat8E4M3> : SmallFloat<4, 3, true, true, uint8_t> {};
 template <>
 struct Format<DType::kFloat8E5M2> : SmallFloat<5, 2, false, true, uint8_t> {};
 
-/// fp8_ds_mla has rows of bytes, which load_ds_mla() widens as a whole; see DType.
+/// fp8_ds_mla has rows of bytes, which load_ds_mla() widens as a whole.
 template <>
 struct Format<DType::kFp8DsMla> {
   using Storage = uint8_t;
@@ -121,7 +122,7 @@ FLASHPLAN_INLINE void load_ds_mla(const uint8_t* from, float* to) {
   }
 }
 
-/// Calls `body` with the Format of one of the three dtypes that operators compute in.
+/// Calls `body` with the Format of float16, bfloat16 or float32.
 template <typename Body>
 FLASHPLAN_INLINE void dispatch_wide_format(DType dtype, const Body& body) {
   switch (dtype) {
@@ -137,8 +138,8 @@ FLASHPLAN_INLINE void dispatch_wide_format(DType dtype, const Body& body) {
   }
 }
 
-/// Calls `body` with the Format of `dtype`, the dtype that an operator on elements of `From`
-/// stores: that of `From`, or an 8-bit float.
+/// Calls `body` with the Format in which an operator stores results: that of `dtype` if it is an
+/// 8-bit float, else `From`, the Format of what the operator reads.
 template <typename From, typename Body>
 FLASHPLAN_INLINE void dispatch_stored_format(DType dtype, const Body& body) {
   switch (dtype) {

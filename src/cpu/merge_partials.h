@@ -107,7 +107,7 @@ class MergedRows {
 template <typename Variant>
 void merge_partials(const AttentionParams& p, const Variant& variant, const Merge& merge,
                     const Scratch& scratch) {
-  // Plans of variants share no prefixes, so a segment is a request.
+  // Only variants use the request. Their plans share no prefixes, so the segment is the request.
   const int32_t request = merge.rows.segment;
   Segment segment = {};
   if constexpr (Variant::kTransformsOutput) {

@@ -67,7 +67,8 @@ void load_queries(const RowBlock& rows, const Variant& variant, float* to) {
   });
 }
 
-/// Applies a hook for elements to a converted tile of the keys of a head from kv_begin on.
+/// Applies a hook to all elements of a converted tile, the keys or values of a head from kv_begin
+/// on.
 template <typename Hook>
 FLASHPLAN_INLINE void transform_tile(const RowBlock& rows, int32_t kv_head, int32_t kv_begin,
                                      int32_t num_keys, int32_t head_dim, float* tile, Hook hook) {
@@ -226,7 +227,7 @@ void run_heads(const RowBlock& rows, const Variant& variant, const WorkTile& til
     write_partial(rows, tile.partial_row + heads_before * rows.rows.num_rows, scratch);
   } else {
     // There is one state per chunk, and states are merged left to right. These are the same
-    // operations as when several work tiles run the chunks.
+    // operations as when several work tiles run the chunks, so the results have the same bits.
     const int32_t width = padded(p.tensors.head_dim_vo);
     MergedRows merged(rows, variant, scratch);
     int64_t partial_row = tile.partial_row;

@@ -97,7 +97,7 @@ inline float softmax_row(float* logits, int32_t num_keys, KeySpan visible, uint3
   return shrink;
 }
 
-/// Without a softmax the logits are the weights. A logit of -inf becomes 0, as a softmax would do.
+/// Turns logits of -inf into 0, for variants without a softmax, whose logits are the weights.
 inline void drop_infinite(float* logits, KeySpan visible) {
   for (int32_t j = visible.begin; j < visible.end; ++j) {
     if (logits[j] == -__builtin_inff()) logits[j] = 0.0F;

@@ -17,13 +17,13 @@ struct Standard {
   explicit Standard(const AttentionParams& /*params*/) {}
 };
 
-/// On the CPU every variant applies the softcap of AttentionParams, if there is one.
+/// The base of variants in plans with a softcap, which on the CPU needs no code in the variant.
 using Softcap = Standard;
 
 /// The base of a variant that has a logit() of its own.
 struct OwnLogits : Standard {
   using Standard::Standard;
-  /// Returns softmax_scale * k_scale * q.k. That is `product` itself, because on the CPU queries
+  /// Returns q.k times all scales of logits. That is `product` itself, because on the CPU queries
   /// are scaled as they are read.
   FLASHPLAN_INLINE float scaled(float product) const { return product; }
 };

@@ -102,7 +102,7 @@ FLASHPLAN_INLINE Vec exp(Vec x) {
 
 /// cap * tanh(x / cap) to about 1.5 ulp of the result, for any normal cap.
 FLASHPLAN_INLINE Vec soft_cap(Vec x, float cap) {
-  const Vec ratio = x / cap;  // 1 / cap may be subnormal
+  const Vec ratio = x / cap;  // divided, because 1 / cap may be subnormal
   const Vec magnitude = ratio < 0.0F ? -ratio : ratio;
   // Far from 0 the result is cap * (1 - 2 / (e^2|ratio| + 1)), in a form that does not overflow.
   const Vec e = exp(magnitude * -2.0F);

@@ -42,7 +42,8 @@ Devices find_devices() {
   return devices;
 }
 
-/// The devices of this process. CUDA is asked until it answers; until then there are none.
+/// The devices of this process. If CUDA fails to answer, there are none, and the next call asks
+/// again.
 const Devices& devices() noexcept try {
   static const Devices found = find_devices();
   return found;

@@ -17,7 +17,8 @@ struct DeviceFacts {
   int32_t minor = 0;
 };
 
-/// GPUs that this process sees; 0 where there is no driver. CUDA is asked until it has answered.
+/// The number of GPUs that this process sees; 0 where there is no driver. If CUDA fails to answer,
+/// it is 0 too, and the next call asks again.
 int32_t num_devices() noexcept;
 
 /// The facts of a device in [0, num_devices()).

@@ -85,7 +85,8 @@ Status DeviceSchedule::create(int32_t device, const ScheduleBounds& bounds, int3
   void* memory = nullptr;
   FLASHPLAN_CUDA_CALL(cudaMalloc, &memory, staging_bytes_ + counters);
   buffer_ = static_cast<std::byte*>(memory);
-  // The counters are zero between runs: the CTA that arrives last resets them.
+  // The counters are zero between runs, because the CTA that arrives last resets them. So they are
+  // set to zero only here.
   FLASHPLAN_CUDA_CALL(cudaMemset, buffer_ + staging_bytes_, 0, counters);
   FLASHPLAN_CUDA_CALL(cudaStreamSynchronize, nullptr);
   FLASHPLAN_CUDA_CALL(cudaHostAlloc, &memory, kStagingBuffers * staging_bytes_,
@@ -181,7 +182,8 @@ Status DeviceSchedule::upload(const Schedules& schedules, Stream stream) noexcep
   std::size_t end = tiles_;
   for (std::size_t k = 0; k < schedules.size(); ++k) {
     auto* const starts = reinterpret_cast<QueueStart*>(staging() + starts_[k]);
-    // A staging buffer still holds the queues that it was last uploaded with.
+    // A staging buffer still holds the queues of its last upload, so those of a kernel that has no
+    // schedule now are emptied.
     bool& has_work = has_work_[next_staging_][k];
     const Schedule* const schedule = schedules[k];
     if (schedule != nullptr) {

@@ -23,7 +23,7 @@ namespace flashplan::cuda {
 ///
 /// Uploads and runs of a Plan share the buffer and its counters, so they follow one another on the
 /// device, whichever streams they are on. On one stream this costs nothing; a change of stream
-/// costs an event. A run that is being captured is not ordered.
+/// costs an event. A captured run is not ordered: the caller orders its replays.
 class DeviceSchedule {
  public:
   /// The number of copies that may be under way; with more, before_upload() waits.

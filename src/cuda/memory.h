@@ -20,8 +20,8 @@ void release(int32_t device, void* data) noexcept;
 Status create_stream(int32_t device, Stream* stream) noexcept;
 Status synchronize(int32_t device, Stream stream) noexcept;
 
-/// Copies `size` bytes from the device to host memory, behind the work on `stream`. Returns when
-/// they are there.
+/// Copies `size` bytes from the device to host memory, after the work on `stream`. Returns when the
+/// copy is done.
 Status copy_to_host(int32_t device, const void* from, std::size_t size, void* to,
                     Stream stream) noexcept;
 

@@ -11,7 +11,7 @@
 namespace flashplan::cuda {
 
 /// Returns whether a call of CUDA succeeded. If it failed, clears the runtime's last error, so that
-/// other users of CUDA do not find it. For calls that clean up, or whose failure is no error.
+/// other users of CUDA do not find it. It is for calls that clean up, or whose failure is no error.
 inline bool succeeded(cudaError_t code) noexcept {
   if (code != cudaSuccess) static_cast<void>(cudaGetLastError());
   return code == cudaSuccess;

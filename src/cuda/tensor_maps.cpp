@@ -171,7 +171,7 @@ KvDims kv_dims(const AttentionOptions& options) {
 }
 
 /// How many blocks of 64 dims a box of keys or values has. A box of half a row may have more blocks
-/// than the rows.
+/// than the rows, and gets zeros for those.
 enum class BoxBlocks { kOne, kAll, kHalf };
 
 /// Encodes keys or values in boxes of `rows` rows of one head. The rows of a ragged tensor are
@@ -313,9 +313,8 @@ TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& opti
     maps.v_units = row_units(t.v, options);
     return maps;
   }
-  // The largest power of two that divides the page and a step. Where the last block of dims is not
-  // full, a box can not have all blocks: it has one of them, of 8 rows. Boxes of half rows have
-  // whole blocks, and no tail.
+  // Boxes of half rows have whole blocks, and no tail. If the tensors have fewer dims than the
+  // kernel, a box can not have all blocks: it has one of them, of 8 rows.
   const bool has_halves = kernel.head_dim_qk > kHalfBlocks * kBlockDims;
   const bool has_whole_blocks =
       options.head_dim_qk % kBlockDims == 0 && options.head_dim_vo % kBlockDims == 0;
@@ -327,6 +326,7 @@ TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& opti
                                          : BoxBlocks::kOne;
   const int64_t tile_kv = kernel.geometry.tile_kv;
   const int64_t divisor = options.page_size | tile_kv;
+  // A page and a step consist of whole boxes: this is the largest power of two that divides both.
   const int64_t most_rows = options.page_size == 0 ? tile_kv : divisor & -divisor;
   const int64_t rows = has_all_blocks ? most_rows : std::min(most_rows, kGroupRows);
   maps.box_rows = static_cast<int32_t>(rows);

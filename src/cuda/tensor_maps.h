@@ -8,9 +8,10 @@
 
 namespace flashplan::cuda {
 
-/// Encodes the maps that the tensors allow. Maps need 16-byte aligned rows and strides, the head
-/// dims of the kernel, pages of a multiple of 8 keys, and groups of a power of two of query heads.
-/// Takes about 1 us, and never waits for the GPU.
+/// Encodes the maps that the tensors allow. Maps need addresses and strides of multiples of 16
+/// bytes. Those of paged k and v also need pages of a multiple of 8 keys; those of q and o with the
+/// rows of a tile need a tile that consists of whole groups of query heads. Takes about 1 us, and
+/// never waits for the GPU.
 TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& options,
                               const AttentionTensors& tensors) noexcept;
 

@@ -65,7 +65,7 @@ Status check_ranges(const AttentionOptions& o) {
                  "max_qo_tokens: expected max_qo_tokens * group_size <= %d, got %lld", INT32_MAX,
                  static_cast<long long>(max_rows));
   }
-  // A subnormal number has few digits, and its inverse overflows.
+  // A subnormal number has few digits, and its inverse overflows, so it is refused.
   if (o.softmax_scale && !(std::isnormal(*o.softmax_scale) && *o.softmax_scale > 0.0F)) {
     return error(StatusCode::kInvalidArgument,
                  "softmax_scale: expected a normal float32 > 0, got %g",

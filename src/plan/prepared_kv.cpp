@@ -55,17 +55,17 @@ int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kerne
   const KernelGeometry& geometry = kernel.geometry;
   const int64_t bytes =
       (int64_t{geometry.prepared_key_bytes} + geometry.prepared_value_bytes) * options.num_kv_heads;
-  // With a sliding window few row tiles read a key.
+  // With a sliding window few row tiles read a key, so preparing keys would not pay.
   if (bytes == 0 || options.window_left >= 0) return 0;
   // Prepared keys are rotated with other roundings, and whether keys are prepared depends on the
-  // whole batch.
+  // whole batch. So results would depend on the batch.
   if (options.batch_invariant && options.rope) return 0;
   const int64_t rows =
       int64_t{options.max_qo_tokens} * (options.num_qo_heads / options.num_kv_heads);
   if (rows < int64_t{geometry.tile_q} * kernel.tuning.prepare_reads) return 0;
   constexpr WorkspaceTuning kTuning = kWorkspaceTuning;
   const int64_t of_queries = (options.max_qo_tokens - 1) / geometry.tile_kv + 1;
-  // The last tile of each request may be nearly empty.
+  // The last tile of each request may be nearly empty, so each may need one more tile.
   const int64_t all = of_queries + std::min<int64_t>(options.max_batch_size, of_queries);
   const int64_t enough = geometry.prepares_some
                              ? kTuning.enough_widened_bytes / bytes

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides when keys and values are prepared: rotated if the plan rotates, and written to the
-// workspace once, in the layout of shared memory. Otherwise each row tile rotates, or gathers, the
-// keys that it reads.
+// Decides when keys and values are prepared: rotated or widened if the plan needs it, and written
+// to the workspace once, in the layout of shared memory. Otherwise each row tile rotates, widens or
+// gathers the keys that it reads.
 #pragma once
 
 #include <cstdint>

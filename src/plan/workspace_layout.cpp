@@ -13,7 +13,7 @@
 namespace flashplan {
 namespace {
 
-/// The largest number of merges that sharing prefixes can need; see PrefixTree.
+/// The largest number of merges that sharing prefixes can need.
 std::size_t sharing_merges(const AttentionOptions& options, const KernelChoice& choice) {
   if (!shares_prefixes(options, choice)) return 0;
   return static_cast<std::size_t>(most_sharing(options.max_batch_size, options.num_kv_heads)) *

@@ -11,7 +11,8 @@ struct WorkspaceTuning {
   // results (Appendix D.3 of FlashInfer's paper).
   int32_t slots_per_queue = 2;
   // Partial rows for each row of a request that shares prefixes: its own, and those of three
-  // prefixes. If requests read more prefixes, the planner shares fewer and cuts fewer tiles.
+  // prefixes; at most most_state_rows together. If requests read more prefixes, the planner shares
+  // fewer and cuts fewer tiles.
   int64_t states_of_row = 4;
   int64_t most_state_rows = 1 << 20;
   // Batch-invariant plans may write a state for each chunk of keys. For each queue there are slots

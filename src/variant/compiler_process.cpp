@@ -111,8 +111,8 @@ int start(const std::vector<std::string>& command, const fs::path& folder, int o
   std::vector<char*> argv;
   for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
-  // In this locale compilers write their messages in English, in the form that is searched for
-  // errors.
+  // In the locale C compilers write their messages in English, in the form that is searched for
+  // errors. Other settings of the locale are left out.
   std::vector<char*> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     if (std::string(*entry).rfind("LC_", 0) != 0) environment.push_back(*entry);

@@ -202,14 +202,15 @@ DiskCache::Lock::Lock(const DiskCache& cache, const std::string& name)
     Descriptor file(::openat(folder_.number(), name_.c_str(),
                              O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
     if (!file.is_open()) return;
-    // fcntl() locks belong to the process. A forked child would inherit a lock of flock().
+    // A lock of fcntl() belongs to the process. A lock of flock() would be inherited by a forked
+    // child, and so be held for too long.
     struct flock whole = {};
     whole.l_type = F_WRLCK;
     whole.l_whence = SEEK_SET;
     if (::fcntl(file.number(), F_SETLK, &whole) == 0) {
       struct stat facts = {};
-      // The process that held the lock before has deleted this file, and others may lock a new
-      // one.
+      // The process that held the lock before has deleted this file. Others may lock a new one, so
+      // this process tries that one, too.
       if (::fstat(file.number(), &facts) == 0 && facts.st_nlink == 0) continue;
       file_ = std::move(file);
       return;

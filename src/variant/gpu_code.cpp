@@ -67,7 +67,7 @@ std::vector<std::string> compiler_options(const Variant::Impl& variant,
       "--diag-error=940"};  // refuses a body that returns no value
   // --ftz=true flushes subnormal numbers to zero. Exponentials and quotients, which bodies of
   // `logits` use, then take fewer instructions. Comparisons, which are most of a body of `mask`,
-  // then take more.
+  // then take more, so a variant without `logits` is compiled without it.
   if (variant.logits) options.emplace_back("--ftz=true");
   const std::vector<std::string> own = words_of("FLASHPLAN_NVRTC_FLAGS");
   options.insert(options.end(), own.begin(), own.end());

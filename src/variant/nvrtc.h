@@ -10,8 +10,9 @@
 
 namespace flashplan {
 
-/// The path of NVRTC's library, which is tried before the usual names; empty: none. The Python
-/// package sets it, since it knows where pip installs NVRTC. FLASHPLAN_NVRTC is tried before both.
+/// Sets the path of NVRTC's library, which is tried before the usual names; empty: none. The Python
+/// package sets it, since it knows where pip installs NVRTC. If FLASHPLAN_NVRTC is set, only the
+/// library that it names is tried.
 void set_nvrtc_path(const std::string& path) noexcept;
 
 struct NvrtcResult {

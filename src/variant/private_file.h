@@ -27,9 +27,10 @@ class Descriptor {
   int number_;
 };
 
-/// Opens a folder that belongs to this user and that nobody else may write. If there is none,
-/// `make` makes it and the folders above it, for this user alone. Otherwise `problem` says why it
-/// can not be used; it stays empty if there is no such folder and it was not to be made.
+/// Opens a folder that belongs to this user and that nobody else may write. If there is none and
+/// `make` is true, makes it and the folders above it, for this user alone. If the folder can not be
+/// used, the result is not open, and `problem` says why. If there is none and `make` is false, the
+/// result is not open either, but `problem` stays empty.
 Descriptor open_private_folder(const std::filesystem::path& path, bool make, std::string* problem);
 
 /// Opens a file for reading, if it is a regular file of this user that nobody else may write, and

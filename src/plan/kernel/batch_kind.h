@@ -28,7 +28,7 @@ BatchKind kind_of_bounds(const AttentionOptions& options) noexcept;
 bool allows_both_kinds(const AttentionOptions& options) noexcept;
 
 /// Which kinds of requests a batch has, by their query rows. Requests without queries are of no
-/// kind. The lengths of the batch have been checked.
+/// kind. The lengths of the batch must have been checked.
 struct RequestKinds {
   bool few_rows;
   bool many_rows;
@@ -39,16 +39,16 @@ RequestKinds kinds_of_requests(const Batch& batch, const AttentionOptions& optio
 BatchKind kind_of(const Batch& batch, const AttentionOptions& options) noexcept;
 
 /// Whether each request of a plan with two kernels runs on the kernel for its own number of rows,
-/// so that a batch may take both. In other plans all requests of a batch run on one kernel. In
-/// batch-invariant plans the kernel of a request must not depend on other requests. Over an 8-bit
-/// cache the kernel for many rows widens the keys of each decode in shared memory, which takes
-/// longer than a launch of the other one.
+/// so that a batch may take both. Batch-invariant plans do this, because the kernel of a request
+/// must not depend on other requests. So do plans for prompts over 8-bit caches, because the kernel
+/// for many rows would widen the keys of each decode in shared memory, which takes longer than a
+/// second launch. In other plans all requests of a batch run on one kernel.
 bool divides_batches(const AttentionOptions& options) noexcept;
 
 /// Whether a batch of few rows shares so many keys that the kernel for many rows may be faster: the
-/// rows of all requests below a prefix fill its large tiles. Scheduler::gains_by_prefixes()
-/// decides, once that kernel's schedule is made. `num_shared_keys`:
-/// PrefixGroups::num_shared_keys(); `num_processors`: SMs of the GPU.
+/// rows of all requests below a prefix fill the large tiles of that kernel. The caller then makes
+/// its schedule, and Scheduler::gains_by_prefixes() decides. `num_shared_keys`: how many fewer keys
+/// are read if each prefix is read once. `num_processors`: SMs of the GPU.
 bool may_gain_by_prefixes(const Batch& batch, const AttentionOptions& options,
                           int64_t num_shared_keys, int32_t num_processors) noexcept;
 

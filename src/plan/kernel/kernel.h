@@ -50,8 +50,8 @@ struct KernelFamily {
   const DeviceProgram* program = nullptr;
   /// Whether the kernels run work tiles of shared prefixes, and their merges.
   bool shares_prefixes = false;
-  /// Whether the kernels are for plans with shared_kv or for plans without. CPU kernels are for
-  /// both.
+  /// true: the kernels are for plans with shared_kv; false: for plans without. CPU kernels are for
+  /// both, and ignore this.
   bool shared_kv = false;
   /// Whether a CTA merges requests with their prefixes after all tiles of its queue, not after each
   /// tile.
@@ -103,8 +103,8 @@ struct KernelCode {
   const void* many_rows_first = nullptr;  // the kernel with its bodies in the other order
   // The kernel for heads of KernelGeometry::paired_dims, if they have code of their own.
   const void* short_rows_first = nullptr;
-  // The kernel for keys whose last dims are in a tensor of their own, without shared_kv. Null: the
-  // kernel takes none.
+  // The kernel for keys whose last dims are in a tensor of their own, without shared_kv. Null:
+  // there is no kernel for such keys.
   const void* key_tails = nullptr;
 
   friend bool operator==(const KernelCode&, const KernelCode&) = default;
@@ -157,8 +157,8 @@ ArchitectureNames architectures_of(std::span<const Kernel> kernels) noexcept;
 /// KernelFamily::first_unserved of kernels that are compiled for certain dtypes, head dims and
 /// softcap.
 Axis first_unserved_axis(const Kernel& kernel, const AttentionOptions& options) noexcept;
-/// Whether the kernel reads kv heads two at a time in decodes. Code for variants and masks does
-/// not.
+/// Whether the kernel reads kv heads two at a time in decodes. Plans with a variant, a rotation, a
+/// mask of bits or batch invariance use code that does not.
 bool pairs_heads(const Kernel& kernel, const AttentionOptions& options) noexcept;
 /// Whether the code of the chosen kernel is compiled at run time: for variants, and on GPUs for
 /// rotations, which the compiled-in kernels of the CPU can do.
@@ -166,7 +166,7 @@ bool needs_compiler(const AttentionOptions& options) noexcept;
 /// Whether tensor maps can bring the keys: each page consists of whole boxes, which have 8 rows, or
 /// there are no pages.
 bool has_boxes(const AttentionOptions& options) noexcept;
-/// KernelFamily::preference of families that serve all options on their devices.
+/// KernelFamily::preference of families that are neither preferred nor avoided: always 0.
 int32_t no_preference(const AttentionOptions& options, BatchKind kind) noexcept;
 /// KernelFamily::scratch_bytes of kernels whose queues need no memory of their own.
 std::size_t no_scratch_bytes(const Kernel& kernel, const AttentionOptions& options) noexcept;

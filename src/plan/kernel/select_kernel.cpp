@@ -35,7 +35,7 @@ bool is_candidate(const Kernel& kernel, const DeviceLimits& device) {
 /// A list for a message: "a, b, c". What does not fit is cut off.
 class List {
  public:
-  /// Equal items stand next to each other, and are listed once.
+  /// Equal items must be added one after the other, and are listed once.
   void add(const char* item) {
     if (std::strcmp(item, last_) == 0) return;
     std::snprintf(last_, sizeof(last_), "%s", item);

@@ -46,13 +46,13 @@ KernelTuning sm80_tuning(int32_t tile_kv) noexcept {
 KernelTuning sm90_tuning(int32_t tile_kv, bool gathers, bool widens) noexcept {
   // The unit of cost is a clock.
   // - step, tile: a tile of 128 rows takes 2500 for a step of 128 keys, whether or not all of its
-  //   rows are in use, and 3200 for its begin and end.
+  //   rows are in use, and 3200 for its start and end.
   // - split: a partial result takes 3000, and 40 for each of its rows.
-  // - gathers: kernels that gather rows take 3100 for a step, and 4700 for begin and end. The
+  // - gathers: kernels that gather rows take 3100 for a step, and 4700 for start and end. The
   //   planner uses 2500 and 3200 for them, too: with 3100 and 4700 some batches ran slower and none
   //   ran faster (docs/tuning/planner.md).
   // - is_wide: kernels for 256 dims have steps of 80 keys, and shared memory for the queries of one
-  //   tile. The next tile's queries are loaded only when a tile has ended, so begin and end take as
+  //   tile. The next tile's queries are loaded only when a tile has ended, so start and end take as
   //   long as three steps.
   // - merge, share: at the end of a queue, eight warps merge its requests with their prefixes. The
   //   costs of this and of sharing were fitted to the times of trees of prefixes.

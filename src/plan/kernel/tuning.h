@@ -14,7 +14,7 @@ struct KernelTuning {
   int32_t item_steps = 0;     // see ScheduleShape
   int32_t uncut_part = 0;     // see ScheduleShape
   int32_t prepare_reads = 0;  // see ScheduleShape
-  // Keys of a state in batch-invariant mode: tile_kv times a power of two, or 0.
+  // Keys of a state in batch-invariant mode: tile_kv times a power of two; 0: no row tile is cut.
   int32_t chunk_kv = 0;
   int32_t few_rows_chunk_kv = 0;  // chunk_kv for requests of few rows; 0: chunk_kv holds for them
 
@@ -26,9 +26,9 @@ struct BatchTuning {
   /// The most packed query rows of a request of few rows. With more rows, the kernels for many rows
   /// are faster.
   int32_t few_rows = 16;
-  /// The limit `few_rows` for batch-invariant plans. Their kernels for many rows cut no row tile,
-  /// so a request of few tokens and many keys, such as a draft, would keep one CTA for each kv head
-  /// busy for long.
+  /// The limit for batch-invariant plans is larger. Their Hopper kernels for many rows cut no row
+  /// tile, so a request of few tokens and many keys, such as a draft, would keep one CTA for each
+  /// kv head busy for long.
   int32_t few_rows_of_invariant = 64;
   /// Decodes try the kernel for many rows only if sharing saves them at least least_shared_keys
   /// keys of a head for each SM, and at least 1 / least_shared_part of all keys. With that kernel,
@@ -52,7 +52,7 @@ struct SideBySideTuning {
 };
 inline constexpr SideBySideTuning kSideBySideTuning;
 
-/// Keys are prepared if row tiles read each of them about KernelTuning::prepare_reads times, on
+/// Keys are prepared if row tiles read each of them at least KernelTuning::prepare_reads times, on
 /// average over a batch. In this average a request counts for at most 3/2 of prepare_reads.
 struct PrepareTuning {
   int64_t most_reads_numerator = 3;

@@ -15,7 +15,7 @@ namespace flashplan {
 /// classes for each power of two, which is fine enough where the longest work is placed first.
 class CostClasses {
  public:
-  static constexpr uint16_t kLast = 48 * 8;  // no cost has this class, which comes last
+  static constexpr uint16_t kLast = 48 * 8;  // the class that comes last, which no cost has
 
   static uint16_t of(int64_t cost) {
     // The position of the leading bit and the three bits after it are a piecewise linear logarithm.

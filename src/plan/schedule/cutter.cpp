@@ -85,7 +85,7 @@ struct Cutter::Position {
 
   int32_t num_pieces() const { return static_cast<int32_t>(next_piece - pieces); }
 
-  /// Whether the queue takes all that is left.
+  /// Whether this is the last queue, which takes all that is left.
   bool is_last() const { return cta == last_cta; }
 
   /// Whether the shelf has room for `count` states of `rows` rows.
@@ -173,8 +173,8 @@ class Cutter::ItemCuts {
   }
 
  private:
-  /// Whether several heads are cut at the same keys. Not where a queue gets less than one head:
-  /// this would double the number of states that are merged.
+  /// Whether several heads are cut at the same keys. Where a queue gets less than one head, each
+  /// head is cut by itself, because cutting two together would double the states to be merged.
   bool cuts_several_heads() const {
     constexpr int32_t kMostKeys = 1 << 29;  // twice this number still fits into an int32
     return !kChunked && at_.heads_at_once > 1 && !shares() && tile_.num_rows <= kMostPairedRows &&
@@ -189,8 +189,8 @@ class Cutter::ItemCuts {
     if constexpr (!kChunked) return has_slots(2);
     return at_.fits_shelf(num_chunks(), tile_.num_rows) || has_slots(num_chunks());
   }
-  /// How many steps the keys are. Heads that are cut together have shorter steps, so that a step
-  /// costs the same for all of them as a whole step for one head.
+  /// The number of steps that the next heads take. Heads that are cut together have shorter steps,
+  /// so that a step of all of them costs as much as a whole step of one head.
   int32_t num_steps() const {
     const int32_t num_keys = tile_.keys.end - tile_.keys.begin;
     return ceil_divide(num_keys * cut_heads_, at_.of_step);
@@ -235,8 +235,8 @@ class Cutter::ItemCuts {
     const int32_t merge = shares() ? merge_of_head_0_ + head_ : --at_.first_merge;
     const int32_t first_row = kChunked ? at_.take_chunks(num_chunks(), tile_.num_rows)
                                        : at_.sharing.num_partial_rows + at_.num_slots * at_.tile_q;
-    // The cost of the rest of the head, which now ends with a partial result. The cost of a sharer
-    // already contains that of one.
+    // The cost of the rest of the head, whose last piece writes a partial result. Sharers write one
+    // even if they are not cut, so their head_cost contains it already.
     int64_t rest = (tile_.head_cost + (shares() ? 0 : of_partial_)) * cut_heads_;
     int32_t row = first_row;
     int32_t num_pieces = 1;

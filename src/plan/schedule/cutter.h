@@ -28,7 +28,7 @@ class Cutter {
  public:
   /// Allocates for up to `max_pieces` pieces. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, int32_t max_pieces);
-  /// Leaves all queues but the first `num_queues` empty; see Scheduler::take_queues().
+  /// Leaves all queues but the first `num_queues` empty, from the next start() on.
   void take_queues(int32_t num_queues) noexcept { shape_.num_ctas = num_queues; }
 
   /// Begins a batch. The merges of its sharers are written already; merges of other heads that are
@@ -67,7 +67,8 @@ class Cutter {
     int32_t num_slots = 0;
     int32_t num_rows = 0;  // rows of each slot that are taken
   };
-  /// The values that a merge of a sharer had before its head was cut. It had one state.
+  /// The values that a merge of a sharer had, besides one state, before its head was cut. start()
+  /// restores them.
   struct Uncut {
     int32_t merge;
     int32_t first_partial_row;
@@ -79,7 +80,7 @@ class Cutter {
 
   ScheduleShape shape_;
   std::vector<WorkTile> pieces_;     // the pieces of all queues, one queue after the other
-  std::vector<int32_t> piece_ends_;  // piece_ends_[c]: where the pieces of queue c begin
+  std::vector<int32_t> piece_ends_;  // piece_ends_[c + 1]: the end of the pieces of queue c
   int64_t capacity_ = 0;
   int64_t* loads_ = nullptr;
   const Segment* segments_ = nullptr;

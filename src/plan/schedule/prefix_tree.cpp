@@ -108,7 +108,7 @@ Status PrefixGroups::check_nesting(const Batch& batch, std::size_t size,
       *num_shared_keys += int64_t{group.num_requests - 1} * (open.most_tokens - outer_tokens);
       open_[depth++] = open;
     }
-    // All requests from r up to the next begin or end of a group are in the same groups.
+    // All requests from r up to where the next group begins or ends are in the same groups.
     int32_t end = next < size ? read_[next].first_request : num_requests;
     if (depth > 0) {
       const Open& longest = open_[depth - 1];
@@ -190,7 +190,7 @@ void PrefixTree::share_group(const Batch& batch, const PrefixGroup& group, int32
     const int32_t parent = prefix_of(r);
     int32_t run_end = r + 1;
     if (num_tokens == 0 || num_tokens > most_tokens) {
-      // The request reads nothing, or fills row tiles by itself.
+      // The request shares nothing: it has no rows, or it fills row tiles by itself.
     } else if (parent >= 0) {
       // The requests of the prefix `parent` fit into one row tile, so those of them that are in
       // this group are one run. Groups nest: an earlier group that has one of them has all of them.

@@ -128,7 +128,7 @@ class PrefixTree {
   std::vector<SharedPrefix> prefixes_;
   std::vector<int32_t> prefix_of_;
   std::vector<int32_t> sharer_of_;
-  std::vector<int32_t> readers_before_;  // requests with rows before a request
+  std::vector<int32_t> readers_before_;  // [r]: how many requests before r have rows
   std::size_t num_prefixes_ = 0;
   int32_t num_requests_ = 0;
   int32_t num_rows_ = 0;  // packed query rows of all sharers, for one kv head

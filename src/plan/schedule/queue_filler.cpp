@@ -211,7 +211,7 @@ class QueueFiller::Dealer {
   }
 
   /// Begins to deal a group of `count` row tiles. If the group has few row tiles, every second
-  /// round begins one queue later. Otherwise, if twice the number of queues is a multiple of
+  /// round begins one queue later. Without this, if twice the number of queues is a multiple of
   /// `count`, each queue would get the same two lengths again and again: one queue tiles of one and
   /// four steps, another one tiles of two and three. Their sums are equal in the model, but the
   /// model's errors for each length would add up.
@@ -285,8 +285,8 @@ void QueueFiller::sort_left_items() {
   num_sorted_ = num_left_;
 }
 
-/// Gives sorted items from number `first` on to the least loaded CTAs, longest first, because
-/// splitting an item costs more the more rows it has. Items that do not fit are left.
+/// Gives sorted items from number `first` on to the least loaded CTAs, longest first. Items that do
+/// not fit are left to be split, and splitting costs less for short items, which have fewer rows.
 void QueueFiller::place_whole(int32_t first, int64_t capacity) {
   int64_t* loads = loads_.data();
   const auto is_lighter = [&](int32_t a, int32_t b) {
@@ -341,8 +341,8 @@ int64_t QueueFiller::first_slack(int64_t share) const {
   }
   const int64_t granule = shape_.granule() * shape_.cost.of_step(rows);
   const int64_t split = shape_.cost.of_split(rows);
-  // The most that one cut may add: the fixed cost of one more tile, a granule that is left, or a
-  // cut that is not worth it. Most add less.
+  // The most that one cut may add: the fixed cost of one more tile, the cost of a split, and the
+  // room of a granule that stays empty. Most add less.
   constexpr ScheduleTuning kTuning = kScheduleTuning;
   const int64_t cut = tile + granule + split;
   const int64_t least_of_cuts = cut / kTuning.least_cut_part;
@@ -367,9 +367,9 @@ int32_t QueueFiller::heads_per_item(const RowTile& tile, int64_t share) const {
   return static_cast<int32_t>(std::clamp<int64_t>(wanted, least_heads_, shape_.num_kv_heads));
 }
 
-/// How many heads an item of a sharer has. Prefixes are dealt head by head. Items of requests have
-/// so many heads that there is about one item for each queue: the CTA that finishes the last piece
-/// of a row merges it, and this work should be divided among the CTAs.
+/// How many heads an item of a sharer has. Where queues wait for the longest one, items have as few
+/// heads as possible. Otherwise they have so many that there is about one item for each queue: the
+/// CTA that finishes the last piece of a row merges it, and this work should be divided, too.
 int32_t QueueFiller::heads_per_sharer() const {
   if (shape_.item_steps == 0 || tiles_->num_sharers == 0) return shape_.num_kv_heads;
   if (tiles_->queues_wait) return least_heads_;
@@ -378,13 +378,13 @@ int32_t QueueFiller::heads_per_sharer() const {
 }
 
 /// Places the items that were not dealt. The last queue takes all that does not fit elsewhere.
-/// Returns by how much its cost exceeds `capacity`.
+/// Returns by how much the last queue's cost exceeds `capacity`.
 int64_t QueueFiller::place_the_rest(int64_t capacity) {
   std::copy(dealt_cost_.begin(), dealt_cost_.end(), loads_.begin());
   num_whole_ = num_dealt_;
   cutter_.start(capacity, loads_.data(), heads_at_once_);
   if (has_heap()) {
-    // Items that no queue can hold are cut while there is room for their pieces.
+    // Items that no queue can hold are cut first, while there is room for their pieces.
     int32_t first = 0;
     while (first < num_sorted_ && cost_of(sorted_[static_cast<std::size_t>(first)]) > capacity)
       ++first;

@@ -28,9 +28,9 @@ struct TileSet {
   /// Whether queues wait until the longest one has ended. Then a cut that costs more work than it
   /// moves is made too, because it makes the longest queue shorter.
   bool queues_wait = false;
-  /// > 0: the largest cost of a queue. Queues are filled up to this cost one after the other, so
-  /// that the last queues may stay empty. 0, or if the tiles do not fit: all queues get equal
-  /// costs.
+  /// > 0: the largest cost of a queue. Tiles that must be cut fill one queue after the other up to
+  /// this cost, so the last queues may stay empty. If it is 0, or the tiles do not fit, all queues
+  /// get about equal costs.
   int64_t capacity = 0;
 };
 
@@ -68,8 +68,8 @@ class QueueFiller {
 
   void fill_queues(int64_t share, int32_t heads_at_once);
   void fill_uncut(int64_t share);
-  /// Whether items that do not fit where they were dealt go to the least loaded queues, by a heap,
-  /// before any item is cut.
+  /// Whether items that do not fit where they were dealt go, by a heap, to the least loaded queues,
+  /// so that only those which fit into no queue are cut.
   bool has_heap() const { return !shape_.cuts || !tiles_->groups.empty(); }
   void place_without_cuts();
   void deal_items(int64_t share, int64_t capacity);
@@ -91,11 +91,11 @@ class QueueFiller {
   // These vectors have the size that the bounds need, and are used up to the counts below: the
   // check in push_back() would take as long as the work.
   std::vector<Item> dealt_;          // items that were dealt, then those that place_whole() placed
-  std::vector<Item> left_;           // items that fit into no queue, and are cut
+  std::vector<Item> left_;           // items that were not placed as a whole, and are cut
   std::vector<Item> sorted_;         // items that were not dealt, longest first
   std::vector<int32_t> heap_;        // CTAs, the least loaded on top
   std::vector<int64_t> loads_;       // predicted cost per CTA
-  std::vector<int64_t> dealt_cost_;  // predicted cost of the items dealt to each CTA
+  std::vector<int64_t> dealt_cost_;  // predicted cost per CTA after items were dealt
   CostClasses classes_;
   int32_t num_dealt_ = 0;
   int32_t num_whole_ = 0;  // items that were dealt or placed as a whole

@@ -26,8 +26,8 @@ void write_segments(const Batch& batch, bool paged, Segment* segments) {
   }
 }
 
-/// Does what Mask::visible_to_queries() does, for queries with ranges {begin, end} of their own.
-/// Few batches have ranges. Batches without ranges are planned faster if this is not inlined.
+/// The result of visible_keys() for queries with ranges {begin, end} of their own. Few batches have
+/// ranges, and those without are planned faster if this is not inlined.
 [[gnu::noinline]] KeySpan visible_in_ranges(const ScheduleShape& shape, const int32_t* ranges,
                                             int32_t first, int32_t last, int32_t position,
                                             int32_t kv_len) {
@@ -43,8 +43,8 @@ void write_segments(const Batch& batch, bool paged, Segment* segments) {
   return begin < all.end ? KeySpan{begin, all.end} : KeySpan{0, 0};
 }
 
-/// The keys that at least one of queries `first` to `last` of a request sees. The begin is rounded
-/// down to the begin of a step.
+/// The keys that at least one of queries `first` to `last` of a request sees. The first key is
+/// rounded down to the start of a step.
 KeySpan visible_keys(const ScheduleShape& shape, const Batch& batch, const Segment& request,
                      int32_t first, int32_t last) {
   const int32_t kv_len = request.position + request.qo_len;
@@ -134,8 +134,8 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
       if (sharer >= 0) {
         // All rows of the request see the earlier keys, which are computed with the prefixes.
         keys.begin = prefixes.first_own_key(r);
-        // All merges together are larger than the L1 cache, so writing them waits for L2. The rest
-        // of this loop goes on meanwhile.
+        // All merges together are larger than the L1 cache, so writing them waits for L2. They are
+        // written here, one request at a time, so that the rest of this loop goes on meanwhile.
         merges.add_request(r, request.qo_begin, num_rows, prefixes.prefix_of(r));
       }
       collector.add(r, 0, num_rows, keys, sharer, false);

@@ -46,8 +46,8 @@ ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_siz
   // Sharers may be divided into more items, by at most two for each queue; see heads_per_sharer().
   const int32_t items = tiles * ((shape.num_kv_heads + least_heads - 1) / least_heads) +
                         (shape.shares_prefixes ? 2 * shape.num_ctas : 0);
-  // A cut is made at most once per CTA and adds at most two work tiles (the rest of a head, the
-  // heads after it) and one split. Prefixes that come first are divided, and cut, separately.
+  // A queue is cut at most once. A cut replaces a work tile by at most four: the heads before, two
+  // pieces of a head, the heads after. Prefixes that come first are divided, and cut, separately.
   const int32_t divisions = shape.shares_prefixes && shape.prefixes_first() ? 2 : 1;
   return {.requests = max_batch_size,
           .segments = max_batch_size + prefixes,
@@ -171,12 +171,12 @@ void Scheduler::divide() {
 }
 
 /// The largest cost of prefixes in a queue, or 0 to divide prefixes evenly among all queues. An
-/// even division cuts short prefixes into many pieces. Each piece has a begin and an end, and its
-/// partial results are merged with all requests of the prefix. So where requests are merged at the
-/// ends of queues, the longest prefix is cut into equal pieces of at most
-/// ScheduleTuning::prefix_steps, and no queue gets more than the cost of one such piece. Requests
-/// fill the queues up. A piece is a small part of a queue, so that prefixes are complete before
-/// requests are merged, even where the model is wrong.
+/// even division cuts short prefixes into many pieces. Each piece has a fixed cost, and its partial
+/// results are merged with all requests of the prefix. So where requests are merged at the ends of
+/// queues, the longest prefix is cut into equal pieces of at most ScheduleTuning::prefix_steps, and
+/// no queue gets more than the cost of one such piece. Requests fill the queues up. A piece is a
+/// small part of a queue, so that prefixes are complete before requests are merged, even where the
+/// model is wrong.
 int64_t Scheduler::capacity_of_prefixes() const {
   constexpr ScheduleTuning kTuning = kScheduleTuning;
   if (!shape_.merges_readers_last) return 0;

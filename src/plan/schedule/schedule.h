@@ -103,9 +103,9 @@ class Scheduler {
   /// most ScheduleShape::num_ctas of reserve(), and equal to it for batches with shared prefixes.
   void take_queues(int32_t num_queues) noexcept;
 
-  /// Writes the schedule of `batch`, which has been validated against the bounds, to `memory`. It
-  /// computes prefixes of `groups` once, where that makes no queue longer. If the batch has
-  /// prefixes, it first makes the schedule that shares them. Unless that one is sure to gain, it
+  /// Writes the schedule of `batch`, which has been validated against the bounds, to `memory`.
+  /// Prefixes of `groups` are computed once, if that is predicted to save time. If the batch has
+  /// prefixes, this first makes the schedule that shares them. Unless that one is sure to gain, it
   /// also makes the one without sharing, and then the first one again if that is predicted to be
   /// faster. Each of them tries several capacities; see QueueFiller.
   void make(const Batch& batch, std::span<const PrefixGroup> groups, const ScheduleMemory& memory);

@@ -12,7 +12,8 @@ struct AttentionOptions;
 struct KernelChoice;
 struct WorkspaceLayout;
 
-/// Predicts the time, in arbitrary units, of a tile of `rows` query rows over `steps` key tiles:
+/// Predicts the time, in arbitrary units, of a tile of `rows` query rows that reads keys in `steps`
+/// steps:
 ///   of_tile(rows) + steps * of_step(rows)
 /// This is alpha * l_q + beta * l_kv of FlashInfer's paper, with coefficients measured for a kernel
 /// family.
@@ -99,9 +100,9 @@ struct ScheduleShape {
   /// > 0: a queue may exceed its share by 1 / uncut_part before a row tile of a request with
   /// several is cut, because pieces of row tiles do not read the same keys at the same time.
   int32_t uncut_part = 0;
-  /// How many row tiles must read each key for preparing to be worth it; see choose_prepared_kv().
+  /// How many row tiles must read each key for it to be worth preparing (plan/prepared_kv.h).
   int32_t prepare_reads = 0;
-  /// Whether some requests of a batch may be prepared while others are not.
+  /// Whether the keys of some requests of a batch may be prepared while others are not.
   bool prepares_some = false;
   Division division = Division::kBalanced;
   CostModel cost;
@@ -120,7 +121,7 @@ struct ScheduleShape {
 /// not, because rows must not depend on their neighbours. Plans with a window do not, because the
 /// window hides most prefixes. Plans with a variant or RoPE do not, because these need the
 /// positions of the queries, which a kernel does not know when it computes a prefix for several
-/// requests.
+/// requests. Plans with topk do not, because each query has keys of its own.
 bool may_share_prefixes(const AttentionOptions& options) noexcept;
 /// The most requests that a batch is scheduled as. With topk each token counts as a request,
 /// because it has keys of its own.

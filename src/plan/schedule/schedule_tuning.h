@@ -48,8 +48,8 @@ struct ScheduleTuning {
   int64_t reduction_part = 24;  // a gain below this part of a queue is not worth a try
   int64_t reduction_part_with_prompts = 64;
 
-  // Prefixes that come first: the most steps of a piece, and how many times longer than its
-  // prefixes a queue must at least be.
+  // Prefixes that come first in the queues are cut into equal short pieces: the most steps of a
+  // piece, and how many times as long as a piece a queue must at least be for this.
   int64_t prefix_steps = 4;
   int64_t queue_to_prefixes = 2;
 };

@@ -8,9 +8,9 @@
 
 namespace flashplan {
 
-/// Divides each row tile into items of a few heads, and gives each item to a queue as a whole. The
-/// longest items go first, to the least loaded queue. With Division::kInOrder the items go to the
-/// queues in turn, in the order of the batch.
+/// Divides each row tile into items of least_heads_ heads, and gives each item to a queue as a
+/// whole. The longest items go first, to the least loaded queue. With Division::kInOrder the items
+/// go to the queues in turn, in the order of the batch.
 void QueueFiller::place_without_cuts() {
   num_left_ = 0;
   const int32_t num_heads = shape_.num_kv_heads;
