@@ -11,7 +11,7 @@ namespace flashplan {
 struct BegunTile {
   PackedRows rows;
   int32_t request;
-  int32_t position;  // where query 0 of the segment stands among the keys; see Mask
+  int32_t position;  // where query 0 of the segment stands among the keys
   KeySpan keys;      // empty (end <= begin) where the request is shorter than planned
   int32_t first_masked_key;
 };

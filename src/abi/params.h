@@ -33,7 +33,7 @@ struct ScheduleParams {
   const Segment* segments = nullptr;
   const WorkTile* tiles = nullptr;
   const Merge* merges = nullptr;
-  Arrivals* arrivals = nullptr;          // [merges]; zero between runs
+  Arrivals* arrivals = nullptr;          // [merges]; zero when a run begins
   const int32_t* mask_begins = nullptr;  // [batch_size] keys or kAtFirstQuery; null without a mask
   int32_t num_ctas = 0;
   /// Whether this kernel runs beside the kernel before it on the stream, which belongs to the same

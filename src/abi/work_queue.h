@@ -17,7 +17,7 @@ namespace flashplan {
 struct Segment {
   int32_t qo_begin;  // first token, a row of q and o
   int32_t qo_len;    // number of tokens
-  int32_t position;  // where the first token stands among the keys; see Mask
+  int32_t position;  // where the first token stands among the keys
   int32_t kv_row;    // paged: row of the page table; ragged: first row of k and v
 };
 

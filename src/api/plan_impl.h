@@ -34,7 +34,7 @@ struct PlanKernel {
 enum class KernelReason {
   kRows,      // it is the kernel for the batch's kind
   kPrefixes,  // the rows below shared prefixes make the kernel for many rows the faster one
-  kCaptured,  // see Plan::Impl::keeps_kernel
+  kCaptured,  // a captured graph has no other kernel
 };
 
 struct Plan::Impl {

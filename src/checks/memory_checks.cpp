@@ -100,7 +100,8 @@ bool alternate(const TensorView& a, const TensorView& b, int64_t period) {
   return span_a <= offset && offset + span_b <= period;
 }
 
-/// Whether two views whose extents intersect share no element's memory, as far as a period shows.
+/// Whether one of two views whose extents intersect lies in the gaps of the other, so that no
+/// element's memory is shared.
 bool lie_in_gaps(const TensorView& a, const TensorView& b) {
   for (const TensorView* view : {&a, &b}) {
     for (int32_t d = 0; d < view->rank; ++d) {
@@ -111,7 +112,7 @@ bool lie_in_gaps(const TensorView& a, const TensorView& b) {
   return false;
 }
 
-/// Checks arguments whose extents intersect. They may lie in each other's gaps, but not overlap.
+/// Checks, of two arguments whose extents intersect, that one lies in the gaps of the other.
 Status check_gaps(const TensorArgument& written, const TensorArgument& other) {
   if (lie_in_gaps(written.view, other.view)) return {};
   return error(StatusCode::kInvalidArgument, "%s: expected memory apart from %s, got an overlap",

@@ -76,7 +76,7 @@ inline HeadScales head_scales(const TensorView& scales) {
 /// Checks the products of a number and the scales of kv heads, which lie in host memory.
 Status check_scales(const char* name, float scale, const TensorView& scales) noexcept;
 
-/// The caller's tensors that are a page table; see AttentionTensors.
+/// The caller's tensors that form a page table: block_table, or both of the others.
 struct PageTableTensors {
   const TensorView& block_table;
   const TensorView& page_indptr;

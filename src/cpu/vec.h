@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A vector of floats as wide as the instruction set, in the compiler's own vector extension.
-// Only run_queue.h includes this file, inside the namespace of an instruction set.
+// This file is included inside the namespace of an instruction set.
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;

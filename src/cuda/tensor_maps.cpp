@@ -174,8 +174,9 @@ KvDims kv_dims(const AttentionOptions& options) {
 /// than the rows, and gets zeros for those.
 enum class BoxBlocks { kOne, kAll, kHalf };
 
-/// Encodes keys or values in boxes of `rows` rows of one head. The rows of a ragged tensor are
-/// counted by two dimensions, rows and groups of 8, of which the first alone gives the place.
+/// Encodes keys or values in boxes of `rows` rows of one head. The map has a dimension of rows and
+/// one of groups of 8 rows. In the map of a ragged tensor the first one has all rows and tells where
+/// a box begins; the groups are those of the box.
 bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& view,
                const AttentionOptions& options, int64_t rows, BoxBlocks box) {
   if (!is_mappable(view)) return false;

@@ -16,8 +16,8 @@ namespace flashplan {
 struct Kernel;
 struct ScheduleShape;
 
-/// Memory for the choice of prepared keys; see PreparedKv. Null if no kernel of the plan takes
-/// prepared keys.
+/// Memory for the choice of prepared keys, which is copied to the device with the schedule. Null if
+/// no kernel of the plan takes prepared keys.
 struct PreparedTiles {
   int32_t* first_tiles = nullptr;  // [segments]
   int32_t* num_tiles = nullptr;    // [1]

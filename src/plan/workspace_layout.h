@@ -18,7 +18,7 @@ struct WorkspaceLayout {
   std::size_t scratch = 0;      // [num_ctas, scratch_bytes]: private to a worker or queue
   std::size_t partial_o = 0;    // [max_partial_slots, tile_q, head_dim_vo] float32
   std::size_t partial_lse = 0;  // [max_partial_slots, tile_q] float32
-  // See PreparedKv:
+  // Memory for prepared keys and values:
   std::size_t prepared_keys = 0;    // [max_prepared_tiles, num_kv_heads, prepared_key_bytes]
   std::size_t prepared_values = 0;  // [max_prepared_tiles, num_kv_heads, prepared_value_bytes]
   std::size_t total = 0;

@@ -30,7 +30,7 @@ std::string nvrtc_version();
 
 /// Compiles `source`, which may include the library's own headers. `kernel`: the kernel in
 /// `source`, a template with its arguments. `options`: options of NVRTC, such as the architecture.
-///   kInvalidArgument  it does not compile, or not within compile_seconds(); see the log
+///   kInvalidArgument  it does not compile, or not within compile_seconds(); the log says why
 ///   kUnsupported      there is no NVRTC
 Status compile_with_nvrtc(const std::string& source, const std::string& kernel,
                           const std::vector<std::string>& options, NvrtcResult* result);

@@ -87,8 +87,8 @@ struct KernelGeometry {
   bool uses_tensor_maps = false;          // reads AttentionParams::maps
   bool gathers = false;                   // copies keys and values row by row
   bool prepares_some = false;             // some requests of a batch may be prepared, others not
-  int32_t prepared_key_bytes = 0;         // of a tile, see PreparedKv; 0: keys are not prepared
-  int32_t prepared_value_bytes = 0;       // of a tile; 0: values are not prepared
+  int32_t prepared_key_bytes = 0;         // bytes of a prepared tile of keys; 0: there is none
+  int32_t prepared_value_bytes = 0;       // bytes of a prepared tile of values; 0: none
 
   friend bool operator==(const KernelGeometry&, const KernelGeometry&) = default;
 };
@@ -179,7 +179,7 @@ struct KernelChoice {
   Kernel kernel;
   int32_t num_ctas = 0;  // number of work queues
   /// In batch-invariant mode, the keys of a chunk. 0: a work tile has one state for all of its
-  /// keys; in batch-invariant mode it then has all keys of its rows, see ScheduleShape::cuts.
+  /// keys. In batch-invariant mode it then has all keys of its rows, because no row tile is cut.
   int32_t chunk_kv = 0;
 
   friend bool operator==(const KernelChoice&, const KernelChoice&) = default;

@@ -24,7 +24,7 @@ struct TileSet {
   std::span<const RowTileGroup> groups;
   std::span<const int32_t> longest_first;  // indices of the row tiles in no group
   int64_t cost;                            // predicted cost of all heads, uncut
-  int32_t num_sharers;                     // see PrefixTree
+  int32_t num_sharers;                     // prefixes, and requests that read them
   /// Whether queues wait until the longest one has ended. Then a cut that costs more work than it
   /// moves is made too, because it makes the longest queue shorter.
   bool queues_wait = false;
@@ -44,7 +44,7 @@ class QueueFiller {
   /// tiles after cuts, `max_row_tiles` row tiles of requests. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, int32_t max_items, int32_t max_work_tiles,
                int32_t max_row_tiles);
-  /// Leaves all queues but the first `num_queues` empty; see Scheduler::take_queues().
+  /// Leaves all queues but the first `num_queues` empty, from the next fill() on.
   void take_queues(int32_t num_queues);
 
   /// Divides `tiles` among the queues. `segments` and `sharing` are those of the batch. `loads`:
@@ -83,7 +83,7 @@ class QueueFiller {
   int32_t heads_per_sharer() const;
 
   ScheduleShape shape_;
-  int32_t least_heads_ = 1;         // see least_heads_per_item()
+  int32_t least_heads_ = 1;         // the fewest kv heads of an item
   const TileSet* tiles_ = nullptr;  // the argument of fill(), while it runs
   std::span<const int64_t> loads_before_;
   int32_t heads_at_once_ = 1;

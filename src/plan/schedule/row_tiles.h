@@ -26,7 +26,7 @@ struct RowTile {
   KeySpan keys;      // keys that its rows may see; begins at a step of keys; {0, 0}: none
   uint16_t num_rows;
   uint16_t cost_class;  // CostClasses::kLast: the tile is in a group
-  int32_t sharer;       // number of its sharer, see PrefixTree; -1: it has none
+  int32_t sharer;       // its number as a sharer in PrefixTree; -1: it is none
 
   bool in_group() const { return cost_class == CostClasses::kLast; }
 };

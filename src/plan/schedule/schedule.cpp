@@ -43,7 +43,8 @@ ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_siz
       shape.shares_prefixes ? most_sharing(max_batch_size, shape.num_kv_heads) : 0;
   const int32_t prefixes = std::min(sharers, max_batch_size);
   const int32_t tiles = row_tiles + prefixes;
-  // Sharers may be divided into more items, by at most two for each queue; see heads_per_sharer().
+  // Items of sharers may have fewer heads, so that there is about one for each queue. This adds at
+  // most two items for each queue.
   const int32_t items = tiles * ((shape.num_kv_heads + least_heads - 1) / least_heads) +
                         (shape.shares_prefixes ? 2 * shape.num_ctas : 0);
   // A queue is cut at most once. A cut replaces a work tile by at most four: the heads before, two

@@ -41,7 +41,7 @@ struct ScheduleMemory {
   Merge* merges = nullptr;
   WorkTile* tiles = nullptr;
   int32_t merges_taken = 0;  // merges at the end that the schedule of another kernel has
-  // Not written by the scheduler:
+  // The scheduler's caller writes these:
   int32_t* mask_begins = nullptr;  // [requests]
   PreparedTiles prepared = {};
 };
@@ -107,7 +107,7 @@ class Scheduler {
   /// Prefixes of `groups` are computed once, if that is predicted to save time. If the batch has
   /// prefixes, this first makes the schedule that shares them. Unless that one is sure to gain, it
   /// also makes the one without sharing, and then the first one again if that is predicted to be
-  /// faster. Each of them tries several capacities; see QueueFiller.
+  /// faster. For each of these schedules QueueFiller tries several capacities of the queues.
   void make(const Batch& batch, std::span<const PrefixGroup> groups, const ScheduleMemory& memory);
 
   const Schedule& schedule() const noexcept { return schedule_; }

@@ -41,8 +41,8 @@ struct CostModel {
   int64_t of_step(int32_t rows) const noexcept { return step + int64_t{step_row} * rows; }
   /// The cost of writing one partial result and merging it. A split must save more than this.
   int64_t of_split(int32_t rows) const noexcept { return split + int64_t{split_row} * rows; }
-  /// The cost of writing one partial result of a sharer (see PrefixTree), whose rows are merged
-  /// with those of other sharers.
+  /// The cost of writing one partial result of a shared prefix, or of a request that reads one. The
+  /// rows of both are merged, even if nothing is cut.
   int64_t of_write(int32_t rows) const noexcept { return write + int64_t{write_row} * rows; }
   /// The cost of merging the rows of one request that reads shared prefixes, for one kv head.
   int64_t of_merge(int32_t rows) const noexcept { return merge + int64_t{merge_row} * rows; }
@@ -129,7 +129,7 @@ int32_t most_requests(const AttentionOptions& options) noexcept;
 /// Whether plans with these options and the kernel of `choice` may compute shared prefixes once.
 bool shares_prefixes(const AttentionOptions& options, const KernelChoice& choice) noexcept;
 
-/// The most sharers of a batch (see PrefixTree): requests that read shared prefixes, and these
+/// The most sharers of a batch, which are the requests that read shared prefixes, and these
 /// prefixes, of which there are fewer than requests. Each has a merge for each kv head; a limit of
 /// 65536 merges bounds the memory of large batches.
 inline int32_t most_sharing(int32_t max_batch_size, int32_t num_kv_heads) noexcept {

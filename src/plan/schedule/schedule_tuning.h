@@ -21,8 +21,8 @@ struct ScheduleTuning {
   int64_t paired_heads_part = 16;  // several heads of a decode are read together
   int64_t groups_part = 8;         // row tiles are dealt in groups, which share keys in L2
 
-  // Where nothing is cut: the least part of a queue's share that is not dealt, and the part of it
-  // by which another try must shorten the longest queue to be used.
+  // For plans that cut nothing: the least part of a queue's share that is left undealt, and the
+  // part of the share by which a later try must shorten the longest queue to be used.
   int64_t least_undealt_part = 16;
   int64_t uncut_slack_part = 32;
 
@@ -36,8 +36,8 @@ struct ScheduleTuning {
   // it is smaller, because the first capacity is nearly right.
   int64_t least_growth_part = 2;
   int64_t least_growth_part_of_waiting = 16;
-  // The first slack is between this part and this multiple of the most that a cut may cost: most
-  // cuts cost less, and a queue has at most two cuts.
+  // The first slack is between 1 / least_cut_part and cuts_of_queue times the most that a cut may
+  // cost: most cuts cost less, and a queue has at most two cuts.
   int64_t least_cut_part = 4;
   int64_t cuts_of_queue = 2;
   int64_t slack_part = 64;  // a slack below this part of a queue is not worth another try

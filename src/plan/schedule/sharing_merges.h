@@ -9,8 +9,8 @@
 
 namespace flashplan {
 
-/// The merges of sharers (see PrefixTree). The merge of kv head h of sharer s is
-/// merges[first + s * num_kv_heads + h].
+/// The merges of sharers, which PrefixTree numbers: requests that read shared prefixes, then these
+/// prefixes. The merge of kv head h of sharer s is merges[first + s * num_kv_heads + h].
 struct SharingMerges {
   Merge* merges = nullptr;
   int32_t first = 0;
