@@ -175,8 +175,8 @@ KvDims kv_dims(const AttentionOptions& options) {
 enum class BoxBlocks { kOne, kAll, kHalf };
 
 /// Encodes keys or values in boxes of `rows` rows of one head. The map has a dimension of rows and
-/// one of groups of 8 rows. In the map of a ragged tensor the first one has all rows and tells where
-/// a box begins; the groups are those of the box.
+/// one of groups of 8 rows. In the map of a ragged tensor the first one has all rows, and tells
+/// where a box begins; the groups are those of the box.
 bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& view,
                const AttentionOptions& options, int64_t rows, BoxBlocks box) {
   if (!is_mappable(view)) return false;
