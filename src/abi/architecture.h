@@ -9,7 +9,7 @@ namespace flashplan {
 /// The architecture that the code of a kernel was compiled for.
 struct Architecture {
   int32_t number = 0;  // 0: the host
-  char suffix = '\0';  // 'a' of "90a": runs on 9.0 alone; 'f' of "100f"
+  char suffix = '\0';  // 'a' of "90a": runs on 9.0 alone; 'f' of "100f": on 10.x
 
   friend constexpr bool operator==(Architecture a, Architecture b) {
     return a.number == b.number && a.suffix == b.suffix;

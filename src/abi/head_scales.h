@@ -11,7 +11,7 @@ namespace flashplan {
 /// Scales of the kv heads, in memory of the device that runs the kernel.
 struct HeadScales {
   const float* data = nullptr;  // null: all are 1
-  int32_t stride = 0;           // 0: all heads have the first one
+  int32_t stride = 0;           // 0: all heads have the first scale
 
   FLASHPLAN_HOST_DEVICE float of(int32_t kv_head) const {
     return data == nullptr ? 1.0F : data[kv_head * stride];

@@ -20,7 +20,7 @@ struct KvView {
 };
 
 /// The last dims of keys, if they lie in a tensor of their own instead of the rows of K. All kv
-/// heads have the same ones.
+/// heads have the same last dims.
 struct KeyTail {
   KvView view = {};
   int32_t num_dims = 0;  // 0: the rows of K are whole

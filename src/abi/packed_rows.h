@@ -9,8 +9,8 @@
 namespace flashplan {
 
 /// Rows of q and o, for one kv head at a time. Query heads that share a kv head are packed into
-/// rows: row r is packed row row_begin + r of its segment, with query token packed / group_size and
-/// query head packed % group_size of the kv head's group (FlashInfer, Appendix A).
+/// rows: row r has number p = row_begin + r in its segment, query token p / group_size, and query
+/// head p % group_size of the kv head's group (FlashInfer, Appendix A).
 struct PackedRows {
   int32_t segment;
   int32_t qo_begin;  // the segment's first token
@@ -21,8 +21,8 @@ struct PackedRows {
   FLASHPLAN_HOST_DEVICE int32_t query(int32_t row, const Divisor& group_size) const {
     return static_cast<int32_t>(quotient(static_cast<uint32_t>(row_begin + row), group_size));
   }
-  /// The row of `rows` that is row 0 of these rows. `rows` contains them, and may belong to another
-  /// segment, such as a shared prefix.
+  /// The number that row 0 of this object has in `rows`, which contains all rows of this object and
+  /// may belong to another segment, such as a shared prefix.
   FLASHPLAN_HOST_DEVICE int32_t row_in(const PackedRows& rows, const Divisor& group_size) const {
     return (qo_begin - rows.qo_begin) * group_size.value + row_begin - rows.row_begin;
   }

@@ -69,7 +69,7 @@ struct TensorParams {
   MaskBits mask = {};
 };
 
-/// Numbers of the attention variant.
+/// What changes logits, weights and results: scales, softcap and sinks.
 struct VariantParams {
   // softmax_scale * q_scale * k_scale, to be multiplied with AttentionParams::head_scale()
   float logits_scale = 0.0F;

@@ -31,7 +31,7 @@ struct TensorMaps {
   bool has_kv = false;
   bool has_o = false;
   bool has_all_blocks = false;  // a box of k or v has all blocks of dims (sm90_wide: 4), else one
-  int32_t box_rows = 0;         // of k and v: a divisor of the page size, or the keys of a step
+  int32_t box_rows = 0;         // rows of a box of k or v, which pages or steps consist of
   int32_t boxes_of_step = 0;    // boxes of k in a step, one page id each; 0: no pages, or no map
   int32_t steps_of_batch = 0;   // steps whose page ids, up to 32, a warp loads at once
   int32_t num_kv_tokens = 0;    // rows of ragged k and v
@@ -40,7 +40,7 @@ struct TensorMaps {
   int32_t v_slabs_per_page = 0;
   RowUnits k_units;  // for kernels that copy row by row
   RowUnits v_units;
-  int32_t q_box_rows = 0;  // where values are the first dims of keys: heads of a box of q or q_tail
+  int32_t q_box_rows = 0;  // heads in a box of q or q_tail, where values are dims of keys
   TensorMap q;             // (dims, heads, tokens); a box has the rows of a tile
   TensorMap q_tokens;      // as q, but a box has the heads of one kv head's group, of one token
   TensorMap k;             // (64 dims, 8 rows, blocks of 64 dims, groups of 8 rows, slabs)

@@ -45,7 +45,7 @@ class HostTensor {
   }
 
  private:
-  /// Checks that elements lie in one range of memory, from the first to the last.
+  /// Checks that elements lie between the first and the last one, so that one copy brings them all.
   static Status check_strided(const TensorArgument& given) {
     if (given.view.rank > kMaxRank) {
       return error(StatusCode::kInvalidArgument, "%s: expected at most %d dimensions, got %d",

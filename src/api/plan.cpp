@@ -31,7 +31,7 @@
 namespace flashplan {
 namespace {
 
-/// Writes where the masks of the requests begin. Returns the bits that a row of the mask must have.
+/// Writes where the masks of the requests begin. Returns how many bits a row of the mask must have.
 int64_t place_masks(const Batch& batch, int32_t* mask_begins) {
   int64_t num_bits = 0;
   for (int32_t r = 0; r < batch.batch_size; ++r) {
@@ -141,7 +141,7 @@ Status create_on_gpu(const ScheduleBounds& bounds, Plan::Impl* impl) noexcept {
                                                 {num_ctas.data(), impl->kernels.size()});
 }
 
-/// Decides whether the kernel that runs the batch prepares its keys, and where.
+/// Decides which requests' keys the kernel prepares, and in which tiles of the workspace.
 void prepare_kv(const Batch& batch, const ScheduleMemory& memory, Plan::Impl* impl) {
   if (memory.prepared.first_tiles == nullptr) return;
   const PlanKernel& kernel = impl->kernel();

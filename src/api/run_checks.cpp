@@ -216,8 +216,9 @@ Status check_pages(const PageTableTensors& tables, const TensorView& kv_lens, in
   return {};
 }
 
-/// Checks a scale of keys or queries. Also checks its product with `factor`, which is softmax_scale
-/// times the scale named `others`, of queries or keys; and this product divided by softcap.
+/// Checks a scale of keys or queries, its product with `factor`, and this product divided by
+/// softcap. `factor` is softmax_scale times the other scale, which messages name `others`: that of
+/// queries or keys.
 Status check_logits_scale(const char* name, float scale, const char* others, float factor,
                           const AttentionOptions& options) {
   FLASHPLAN_RETURN_IF_ERROR(check_scale(name, scale));

@@ -166,7 +166,8 @@ Status check_memory(const TensorArgument& argument) noexcept {
                  "%s: expected a tensor with storage, got a null pointer (a meta or fake tensor?)",
                  argument.name);
   }
-  // Item sizes are powers of two. A division would take as long as all other checks here.
+  // Item sizes are powers of two, so this needs no division, which would take as long as all other
+  // checks here.
   const auto item = static_cast<uintptr_t>(item_size(view.dtype));
   if ((reinterpret_cast<uintptr_t>(view.data) & (item - 1)) != 0) {
     return error(StatusCode::kInvalidArgument,

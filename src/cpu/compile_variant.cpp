@@ -201,7 +201,7 @@ std::string first_error(const std::string& output) {
   return first.empty() ? "no message" : first;
 }
 
-/// Whether a compiler says that it could not write its files. Its messages are in English.
+/// Whether a compiler says that it could not write its files. run_process() makes it use English.
 bool has_no_room(const std::string& output) {
   constexpr const char* kReasons[] = {"No space left on device", "File too large",
                                       "Disk quota exceeded"};

@@ -33,7 +33,7 @@ NamedKernels widest_kernels() noexcept {
   }
 }
 
-// Any dtype of q and any head dim are served.
+// The CPU kernels serve any dtype of q and any head dim, so only the dtype of the cache counts.
 Axis first_unserved(const Kernel& kernel, const AttentionOptions& options) noexcept {
   return kernel.kv_dtype == options.kv_dtype ? Axis::kNone : Axis::kKvDType;
 }

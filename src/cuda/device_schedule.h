@@ -78,7 +78,7 @@ class DeviceSchedule {
   void release() noexcept;
 
   int32_t device_ = -1;
-  // Offsets in bytes; the merges come first, the tiles last.
+  // Offsets in bytes. Merges come first and tiles last, so that one copy brings all records.
   std::size_t merges_ = 0;
   std::array<std::size_t, KernelChoices::kMost> starts_ = {};  // QueueStarts of each kernel
   std::array<int32_t, KernelChoices::kMost> num_ctas_ = {};

@@ -33,7 +33,8 @@ Encode find_encode() {
   return reinterpret_cast<Encode>(function);
 }
 
-/// The result of find_encode(). The driver is asked again until it has answered.
+/// The result of find_encode(). If the driver can not be asked, it is null, and the next call asks
+/// again.
 Encode encode_function() noexcept try {
   static const Encode function = find_encode();
   return function;
@@ -87,8 +88,8 @@ bool encode(TensorMap* map, const MapKey& key) {
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/// The maps that a thread encoded last. The driver takes 200 ns for a map, and the layers of a
-/// model have the same tensors in every step.
+/// The maps that a thread encoded last. They are kept because the layers of a model have the same
+/// tensors in every step, and the driver takes 200 ns for a map.
 class KeptMaps {
  public:
   bool find_or_encode(TensorMap* map, const MapKey& key) {

@@ -50,7 +50,8 @@ bool is_readable(int pipe, int milliseconds) {
 bool has_ended(pid_t process, int* status) {
   const pid_t ended = ::waitpid(process, status, WNOHANG);
   if (ended == process) return true;
-  // If the program ignores SIGCHLD, or waits for all children elsewhere, the status is lost.
+  // If the program ignores SIGCHLD, or waits for all children elsewhere, the status is lost, and
+  // counts as 0.
   if (ended < 0 && errno == ECHILD) return *status = 0, true;
   return false;
 }
@@ -158,7 +159,8 @@ TemporaryFolder::TemporaryFolder() {
 }
 
 TemporaryFolder::~TemporaryFolder() {
-  // fs::remove_all() would end the process if there is no memory to list a folder.
+  // fs::remove_all() would end the process if there is no memory to list a folder, so this uses
+  // nftw().
   const auto remove_one = [](const char* path, const struct stat*, int, struct FTW*) {
     std::remove(path);
     return 0;

@@ -44,7 +44,7 @@ std::optional<std::string> read_whole(int file);
 bool write_all(int file, std::string_view content) noexcept;
 
 /// Writes a file under a name that nobody can foresee, `name` and 16 hexadecimal digits, and then
-/// renames it. Returns 0 or an errno.
+/// renames it to `name`. Returns 0 or an errno.
 int write_private_file(int folder, const std::string& name, std::string_view content);
 
 /// Whether `text` is exactly `count` hexadecimal digits in lower case.

@@ -29,7 +29,7 @@ void append_body(std::string& text, const Variant::Impl& variant, const char* na
 /// or scalar that these bodies use. The struct has no other names, so none of ours can clash with
 /// the user's.
 void append_bodies(std::string& text, const Variant::Impl& v) {
-  // A name may be that of a macro in a system header, such as NULL.
+  // A name may be that of a macro in a system header, such as NULL, so such macros are removed.
   for (const Variant::Impl::Tensor& tensor : v.tensors) text += "#undef " + tensor.name + "\n";
   for (const Variant::Impl::Scalar& scalar : v.scalars) text += "#undef " + scalar.name + "\n";
   text += "struct UserBodies {\n";

@@ -154,8 +154,8 @@ struct ArchitectureNames {
 };
 ArchitectureNames architectures_of(std::span<const Kernel> kernels) noexcept;
 
-/// KernelFamily::first_unserved of kernels that are compiled for certain dtypes, head dims and
-/// softcap.
+/// The first of the axes kSharedKv to kSoftcap along which `kernel` does not serve `options`, or
+/// kNone. KernelFamily::first_unserved compares further axes.
 Axis first_unserved_axis(const Kernel& kernel, const AttentionOptions& options) noexcept;
 /// Whether the kernel reads kv heads two at a time in decodes. Plans with a variant, a rotation, a
 /// mask of bits or batch invariance use code that does not.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers that were measured for each kernel family. The scheduler uses them, and so does the
-// choice between families.
+// Numbers for each kernel family, most of them measured. The scheduler uses them, and so does the
+// choice of a kernel for a batch.
 #pragma once
 
 #include <cstdint>

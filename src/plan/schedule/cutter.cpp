@@ -181,7 +181,7 @@ class Cutter::ItemCuts {
            tile_.num_rows * at_.heads_at_once <= at_.tile_q && tile_.keys.end <= kMostKeys &&
            tile_.head_cost <= at_.capacity;
   }
-  /// Whether the tile is a sharer's. The results of a sharer are partial even if it is not cut.
+  /// Whether the tile is a sharer's, which has merges even if it is not cut.
   bool shares() const { return merge_of_head_0_ >= 0; }
   bool has_slots(int32_t count) const { return at_.num_slots + count <= at_.max_slots; }
   /// Whether there is room for the states of the next heads, if they are cut.

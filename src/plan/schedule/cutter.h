@@ -36,12 +36,12 @@ class Cutter {
   /// head is cut only if the work that moves to the next queue is more than the cut costs.
   void begin(const Segment* segments, const SharingMerges& sharing, bool cuts_always);
   /// Starts with the first queue, and forgets all cuts. `loads` is the predicted cost of what each
-  /// queue has already. Each has room up to `capacity`; the last one takes what is left over.
+  /// queue has already. Queues are filled up to `capacity`; the last one takes what is left over.
   /// `heads_at_once` kv heads of a decode are cut at the same keys.
   void start(int64_t capacity, int64_t* loads, int32_t heads_at_once);
   /// Puts `items` into the queues, one behind the other, and adds their cost to the loads.
   void lay(const RowTiles& row_tiles, std::span<const Item> items);
-  /// Ends the queues, after the last item.
+  /// Marks where the queues end. It must be called after the last item.
   void finish();
 
   std::span<const WorkTile> pieces_of(int32_t cta) const {

@@ -177,7 +177,7 @@ void QueueFiller::reduce_slack(int64_t share, int64_t too_little, int64_t enough
   if (last != enough) place_the_rest(share + enough);
 }
 
-/// Gives items to the CTAs in serpentine order. Items that do not fit are left.
+/// Gives items to the CTAs in serpentine order. Items that do not fit go to left_.
 class QueueFiller::Dealer {
  public:
   Dealer(QueueFiller& filler, int64_t capacity)

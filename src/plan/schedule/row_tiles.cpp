@@ -115,7 +115,8 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
   write_segments(batch, shape_.paged, segments);
   const ScheduleShape shape = shape_;
   const bool shares = !prefixes.empty();
-  // Without a window or ranges, the last query of a request sees all keys of the request.
+  // Without a window or ranges, the last query of a request sees all keys of the request, so they
+  // need not be computed.
   const bool hides_keys = shape.mask.window_left >= 0 || batch.key_ranges != nullptr;
   classes_.clear();
   num_groups_ = 0;

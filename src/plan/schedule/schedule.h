@@ -142,7 +142,7 @@ class Scheduler {
   // For each queue, the index at which its next whole item is written.
   std::vector<int32_t> next_whole_prefix_;
   std::vector<int32_t> next_whole_;
-  std::vector<int64_t> prefix_loads_;  // see loads_of_prefixes()
+  std::vector<int64_t> prefix_loads_;  // equal loads, which loads_of_prefixes() may return
 };
 
 }  // namespace flashplan

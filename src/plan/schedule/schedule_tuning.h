@@ -12,14 +12,16 @@ namespace flashplan {
 struct ScheduleTuning {
   // The most items of a plan, which bounds its memory. Items have more heads if need be.
   int64_t most_items = 1 << 14;
-  // The least number of items that fit into a queue. It bounds the size of an item.
+  // The least number of items that a queue's share has room for, which bounds the size of an item.
   int64_t items_per_queue = 4;
-  // The most row tiles of a group that counts as small in Dealer::begin_group().
+  // The most row tiles of a small group: every second round of dealing it begins one queue later.
   int32_t few_row_tiles = 8;
 
-  // The longest queue may exceed its share by this part of it, so that:
-  int64_t paired_heads_part = 16;  // several heads of a decode are read together
-  int64_t groups_part = 8;         // row tiles are dealt in groups, which share keys in L2
+  // The longest queue may exceed its share by the first part if several heads of a decode are then
+  // read together, and by the second one if row tiles are then dealt in groups, which share keys in
+  // L2.
+  int64_t paired_heads_part = 16;
+  int64_t groups_part = 8;
 
   // For plans that cut nothing: the least part of a queue's share that is left undealt, and the
   // part of the share by which a later try must shorten the longest queue to be used.
