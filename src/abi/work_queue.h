@@ -61,8 +61,8 @@ constexpr int32_t kMostPairedRows = 8;
 constexpr int32_t kMostSplitsPerQueue = 2;
 
 /// Counts the arrivals at a merge, which waits for Merge::num_pieces of them. If each warpgroup of
-/// a tile merges 64 rows of its own, counter w counts for the rows of warpgroup w. Otherwise
-/// counter 0 counts for all rows.
+/// a tile, or each CTA of a pair, merges 64 rows of its own, counter i counts for the rows of
+/// warpgroup or CTA i. Otherwise counter 0 counts for all rows.
 ///
 ///   1. When a run begins, all counters are 0. A GPU kernel leaves them so; the CPU clears them.
 ///   2. A work tile arrives once at its merge, after it has written its states. In the sm90 kernels

@@ -75,8 +75,8 @@ Status no_compiler() {
                wanted != nullptr ? wanted : "");
 }
 
-/// The options with which cmake/cpu_instances.cmake compiles the built-in kernels, then those of
-/// FLASHPLAN_CXXFLAGS.
+/// Options for a shared library whose code is as fast as the built-in kernels, with what they need
+/// of the options in cmake/cpu_instances.cmake. Those of FLASHPLAN_CXXFLAGS come last.
 std::vector<std::string> compiler_options() {
   std::vector<std::string> options = {"-std=c++20",
                                       "-O3",
