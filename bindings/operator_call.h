@@ -21,7 +21,8 @@ CallStream stream_beside(const char* name, nb::handle tensor, nb::handle stream)
 /// run() returns, because they hold the tensors' memory.
 class OperatorCall {
  public:
-  /// `tensor`, named `name`, decides on which device and stream the operator runs.
+  /// The operator runs on the device of `tensor`, and on `stream`, or if that is None on the
+  /// current stream of the framework of `tensor`. `name`: the name of the tensor, for messages.
   OperatorCall(const char* name, nb::handle tensor, nb::handle stream)
       : stream_(stream_beside(name, given(name, tensor), stream)) {}
 

@@ -106,8 +106,8 @@ void merge_stack(nb::handle o_a, nb::handle lse_a, nb::handle out, nb::handle ls
     raise_value("lse_a: expected " + std::to_string(o_view.shape[0]) + " states (as o_a), got " +
                 std::to_string(lse_view.shape[0]));
   }
-  // The number of states is limited, because each gets a view, and states without elements need no
-  // memory of the caller.
+  // Each state gets a view here. States without elements need no memory of the caller, so without
+  // this limit an empty tensor could ask for any number of views.
   constexpr int64_t kMaxStates = 1 << 20;
   if (o_view.shape[0] > kMaxStates) {
     raise_value("o_a: expected at most " + std::to_string(kMaxStates) + " states, got " +
@@ -123,8 +123,8 @@ void merge_stack(nb::handle o_a, nb::handle lse_a, nb::handle out, nb::handle ls
                    {{"o:", "o_a:"}, {"o[", "o_a["}, {"lse[", "lse_a["}}));
 }
 
-/// The layout of the cache and the scales of append_paged_kv(). Numbers are converted before
-/// tensors are imported, since the conversion may run Python code.
+/// The layout of the cache and the scales of append_paged_kv(). Make it before any tensor is
+/// imported: converting a number may run Python code, which could change an imported tensor.
 struct AppendOptions {
   AppendOptions(bool hnd, nb::handle k_scale_object, nb::handle v_scale_object)
       : layout(hnd ? KvLayout::kHND : KvLayout::kNHD),
@@ -135,7 +135,8 @@ struct AppendOptions {
   ScaleArg k_scale, v_scale;
 };
 
-/// Imports the tensors of append_paged_kv(), and keeps them imported for its lifetime.
+/// Imports the tensors that append_paged_kv() and rope_append_paged_kv() both take, and keeps them
+/// imported for its lifetime.
 class AppendArgs {
  public:
   AppendArgs(const AppendOptions& options, nb::handle k, nb::handle v, nb::handle k_cache,

@@ -188,9 +188,11 @@ void bind_plan(nb::module_& m) {
             return std::vector<int64_t>(schedule.cta_cost, schedule.cta_cost + schedule.num_ctas);
           },
           "Predicted cost of each queue.")
-      .def_prop_ro("work_tiles", &work_tiles,
-                   "Tuples (cta, request, row_tile, kv_head, num_kv_heads, kv_begin, kv_end, "
-                   "partial_row), in the order of the queues.");
+      .def_prop_ro(
+          "work_tiles", &work_tiles,
+          "Tuples (cta, segment, row_tile, kv_head, num_kv_heads, kv_begin, kv_end, "
+          "partial_row), in the order of the queues. Segment r is request r; segments after "
+          "the requests are shared prefixes.");
 
   nb::class_<BoundRun>(m, "BoundRun", nb::type_slots(collected_slots<BoundRun>),
                        "What Attention.bind() returns.")

@@ -18,8 +18,9 @@ namespace {
 
 using namespace nb::literals;
 
-/// The arguments of a norm for its output: the tensor, its dtype, and the scale that divides the
-/// result. A number is converted before tensors are imported, since that may run Python code.
+/// The arguments of a norm for its output: its dtype, and the scale that divides the result. Make
+/// it before any tensor is imported: converting a number may run Python code, which could change an
+/// imported tensor.
 class NormOutput {
  public:
   /// `name`: the argument that the norm writes to, for messages.
@@ -194,8 +195,8 @@ void apply_rope_table_of(nb::handle q, nb::handle k, nb::handle positions, nb::h
   });
 }
 
-/// quantize_fp8(). `scale`: a number, a tensor, or None to compute the scale from x. A scale that
-/// is no tensor is written to `found`.
+/// quantize_fp8(). `scale`: a number, a tensor, or None to compute the scale from x. Unless `scale`
+/// is a tensor, the scale that was used is written to `found`.
 void quantize_fp8_of(nb::handle x, nb::handle out, DType dtype, nb::handle scale, nb::handle found,
                      nb::handle stream) {
   std::optional<ScaleArg> given;

@@ -20,8 +20,8 @@ namespace {
   throw std::runtime_error("plan: expected one thread at a time, got a second one");
 }
 
-/// Issues the warning about the cache of variants, if there is one. The name of the cache's folder,
-/// which is part of the text, may hold any bytes.
+/// Issues the warning about the disk cache of variants, if creating the Plan left one. Its text has
+/// the name of the cache's folder, which may hold any bytes, so those beyond UTF-8 are escaped.
 void warn_of_cache() {
   const std::string warning = take_cache_warning();
   if (warning.empty()) return;
@@ -137,8 +137,8 @@ void PyPlan::clear() {
 }
 
 /// Calls the Python function that computes the range of keys of each query, with qo_indptr and
-/// kv_lens as bytes, and returns the ranges. Returns null without a call if plan() is going to
-/// refuse the lengths.
+/// kv_lens as bytes, and returns the ranges. Returns null without a call if there are more tokens
+/// than max_qo_tokens, which plan() is going to refuse.
 const int32_t* PyPlan::key_ranges_of(const Batch& batch, nb::handle function) {
   check(check_lengths(batch));
   const int32_t num_tokens = batch.qo_indptr[batch.batch_size];
@@ -158,7 +158,8 @@ const int32_t* PyPlan::key_ranges_of(const Batch& batch, nb::handle function) {
 }
 
 /// The producer whose current stream plan() uses: that of the last run(), or before the first run()
-/// imported_producer().
+/// imported_producer(). An empty Producer if a stream is given, or on the CPU, where none is
+/// needed.
 Producer PyPlan::producer_to_follow(nb::handle stream) {
   if (!stream.is_none() || device().type == DeviceType::kCpu) return {};
   if (!last_producer_) {

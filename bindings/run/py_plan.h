@@ -29,7 +29,7 @@ class PyPlan {
   /// Runs on imported arguments, on the stream of `call`.
   void run(RunArgs& args, const CallStream& call);
 
-  /// Runs on tensors that are views already. The plan's workspace is written to `tensors`.
+  /// Runs on tensors that are views already. Sets the workspace of `tensors` to that of the plan.
   Status run_views(AttentionTensors& tensors, Stream stream);
 
   const Plan& get() const { return plan_; }

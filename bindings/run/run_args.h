@@ -39,7 +39,8 @@ class RunArgs {
   RunArgs(const RunArgs&) = delete;
   RunArgs& operator=(const RunArgs&) = delete;
 
-  /// Calls TensorArg::release_import_of_array() for each of `objects`, which were imported.
+  /// Releases the imports of NumPy arrays, whose memory the caller keeps alive: the garbage
+  /// collector does not see what an import holds. `objects` are those given to the constructor.
   void release_imports_of_arrays(const RunObjects& objects);
 
   /// The views of all tensors except the workspace.

@@ -20,7 +20,8 @@ namespace flashplan {
 /// variant.
 class VariantArgs {
  public:
-  /// Converts the scalars, before any tensor is imported: the conversion may run Python code.
+  /// Converts the scalars. Make it before any tensor is imported: converting a number may run
+  /// Python code, which could change an imported tensor.
   VariantArgs(const Variant& variant, nb::handle arguments);
 
   /// Imports the tensors, and sets the fields of `to`. They stay valid as long as this object.

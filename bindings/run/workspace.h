@@ -38,7 +38,7 @@ class Workspace {
   Device device_;
   bool owned_ = false;
   nb::object owner_;
-  std::optional<TensorArg> export_;  // keeps the memory alive, if the owner does not own it
+  std::optional<TensorArg> export_;  // keeps the memory alive; empty if owner_ is a NumPy array
 };
 
 }  // namespace flashplan

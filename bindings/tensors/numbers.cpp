@@ -153,8 +153,8 @@ int32_t to_int32(const std::string& name, Py_ssize_t i, nb::handle item) {
   return static_cast<int32_t>(value);
 }
 
-/// Reads a list or tuple of integers, which may change meanwhile: converting an item may run Python
-/// code.
+/// Reads a list or tuple of integers. Converting an item may run Python code, which may shorten the
+/// list, so get() checks that each item still exists.
 class Items {
  public:
   Items(std::string name, nb::handle object)

@@ -24,7 +24,7 @@ struct IntsArg {
   IntsArg(const char* name, nb::handle object, int64_t max_size, const char* limit,
           std::vector<int32_t>& buffer, int32_t columns = 0);
   const int32_t* data = nullptr;
-  int32_t size = 0;  // integers, or rows of `columns`
+  int32_t size = 0;  // number of integers, or of rows if `columns` > 0
 };
 
 /// Raises ValueError unless `indptr` has one entry more than `lens`, the argument kv_lens.

@@ -23,7 +23,8 @@ struct TypeFacts {
 
 TypeFacts known_types[16];
 
-/// Called when a remembered type is destroyed: another type may get its address.
+/// Frees the entry of a type when the type is destroyed, since another type may get its address.
+/// Python calls it through the weak reference that remember_type() makes.
 PyObject* forget_type(PyObject* index, PyObject* reference) {
   known_types[PyLong_AsLong(index)].type.store(nullptr, std::memory_order_release);
   Py_DECREF(reference);  // remember_type() kept this reference

@@ -30,7 +30,7 @@ struct Producer {
   Framework framework = Framework::kOther;
   const dlpack::ExchangeApi* exchange = nullptr;
   bool traced = false;  // a JAX tracer, which stands for an array under jit, vmap or grad
-  bool masked = false;  // numpy.ma.MaskedArray: DLPack has no masks
+  bool masked = false;  // numpy.ma.MaskedArray, which is refused: DLPack has no masks
 
   /// JAX arrays are immutable, so they must not be written through DLPack.
   bool immutable() const noexcept { return framework == Framework::kJax; }
@@ -61,9 +61,9 @@ Device device_of(nb::handle object, const Producer& producer);
 
 struct CallStream;
 
-/// Imports the memory of an object. DLPack's C exchange API is tried first: it makes no Python call
-/// and no synchronisation, and the memory is valid as long as the object lives. Otherwise
-/// __dlpack__ is called, and the memory is valid as long as this import lives.
+/// Imports the memory of an object. If its type has DLPack's C exchange API, that is used: it makes
+/// no Python call and no synchronisation, and the memory is valid as long as the object lives. For
+/// other types __dlpack__ is called, and the memory is valid as long as this import lives.
 class DlpackImport {
  public:
   /// `stream` is the stream of the call; producers without a current stream make it wait for their

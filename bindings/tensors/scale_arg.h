@@ -12,7 +12,7 @@
 namespace flashplan {
 
 /// An argument that is a scale. Make it before any tensor is imported: the constructor converts a
-/// number, which may run Python code.
+/// number, which may run Python code that changes an imported tensor.
 class ScaleArg {
  public:
   ScaleArg(const char* name, nb::handle scale);

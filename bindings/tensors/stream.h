@@ -16,8 +16,8 @@ struct CallStream {
   Device device;
   Stream handle = nullptr;
   nb::object owner = {};  // the Python object that keeps the stream alive, if there is one
-  /// Set for a framework that follows no stream (JAX): it may free a tensor, or read the result, as
-  /// soon as the call returns.
+  /// Set for frameworks that follow no stream, such as JAX: they may free a tensor, or read the
+  /// result, as soon as the call returns, so the call waits for its work.
   bool must_finish = false;
   /// Set where a producer without a current stream made `handle` wait for its work on a tensor.
   bool waits_for_producer = false;
@@ -40,8 +40,8 @@ CallStream call_stream(nb::handle stream, const Producer& producer, Device devic
 /// The module if it is imported, else null.
 nb::object module_if_imported(const char* name);
 
-/// The producer whose stream is used where there is no tensor yet: torch if it is imported, else
-/// CuPy.
+/// The producer whose stream is used where there is no tensor yet: torch if it is imported and can
+/// use CUDA, else CuPy if that is imported, else one without a stream.
 Producer imported_producer();
 
 }  // namespace flashplan

@@ -26,8 +26,8 @@ bool next_bit(int64_t* bits) noexcept {
   return bit;
 }
 
-/// Reads optional arguments, which come after the others. The attribute "given" has a bit for each
-/// of `views`, which is set if the argument was passed.
+/// Reads optional arguments, so call it after the required ones are read. The attribute "given" has
+/// a bit for each of `views`, from the lowest bit up, which is set if the argument was passed.
 Status read_given(XlaCall& call, std::initializer_list<TensorView*> views) {
   int64_t given = 0;
   FLASHPLAN_RETURN_IF_ERROR(call.attribute("given", &given));
@@ -37,9 +37,9 @@ Status read_given(XlaCall& call, std::initializer_list<TensorView*> views) {
   return {};
 }
 
-/// Finds the object with this handle, and runs the plan that it has for the device of the call. XLA
-/// calls this from threads of its own, one for each device, which do not hold the GIL. The object
-/// is kept alive while the plan runs.
+/// Finds the Attention or AttentionOnDevices with this handle, keeps it alive, and runs its plan
+/// for the device of the call. XLA calls this from threads of its own, one for each device, which
+/// do not hold the GIL.
 Status run_plan(const XlaCall& call, int64_t handle, AttentionTensors& tensors) {
   return surviving_exit([&]() -> Status {
     const nb::gil_scoped_acquire acquired;
@@ -135,7 +135,7 @@ void bind_xla(nb::module_& m) {
         return handlers;
       },
       nb::arg("on_cuda"), nb::sig("def xla_handlers(on_cuda: bool) -> dict[str, object]"),
-      "Handlers of XLA's foreign function interface, by the names they are called by.");
+      "Handlers of XLA's foreign function interface, by the names that XLA calls them by.");
 }
 
 }  // namespace flashplan

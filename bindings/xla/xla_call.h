@@ -21,7 +21,7 @@ class XlaCall {
   /// it is CUDA's number, too. JAX may present the CPU as several devices.
   int32_t device_number() const noexcept { return device_number_; }
 
-  /// Reads the next argument or result. An error if none is left, or if begin() was not called.
+  /// Reads the next argument or result. Returns an error if none is left.
   Status argument(TensorView* view) noexcept;
   Status result(TensorView* view) noexcept;
   bool has_results() const noexcept { return num_results_ < call_.results.count; }
@@ -44,8 +44,8 @@ class XlaCall {
 /// Makes an error of XLA; null if `status` is ok.
 xla::Error* to_xla_error(const Status& status, const xla::Api& api) noexcept;
 
-/// XLA may call a handler only to ask for its version and traits. Returns true if `call` is such a
-/// question, which this answers.
+/// XLA may call a handler only to ask for its version and traits. If `call` is such a question,
+/// this answers it and returns true, and the handler has nothing else to do.
 bool told_metadata(const xla::Call& call) noexcept;
 
 }  // namespace flashplan

@@ -253,7 +253,7 @@ class Plan:
     @property
     def work_tiles(self) -> list[tuple[int, int, int, int, int, int, int, int]]:
         """
-        Tuples (cta, request, row_tile, kv_head, num_kv_heads, kv_begin, kv_end, partial_row), in the order of the queues.
+        Tuples (cta, segment, row_tile, kv_head, num_kv_heads, kv_begin, kv_end, partial_row), in the order of the queues. Segment r is request r; segments after the requests are shared prefixes.
         """
 
 class BoundRun:
@@ -425,7 +425,7 @@ def softmax(logits: object | None, temperature: object | None, out: object | Non
 
 def xla_handlers(on_cuda: bool) -> dict[str, object]:
     """
-    Handlers of XLA's foreign function interface, by the names they are called by.
+    Handlers of XLA's foreign function interface, by the names that XLA calls them by.
     """
 
 class UnsupportedError(NotImplementedError):
