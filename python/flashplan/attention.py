@@ -56,8 +56,8 @@ class Attention(Runs):
         custom_mask: each run() takes a mask of bits, which hides further keys; see `pack_mask`.
         shared_kv: values are the first head_dim_vo dims of the keys, as in multi-head latent
             attention (MLA): run() takes no v. It needs num_kv_heads=1 and a softmax_scale, and
-            allows neither `variant` nor `rope`. On the CPU, and on Hopper GPUs for head_dim
-            (576, 512) and (512, 512), without softcap and not over "float8_e5m2".
+            allows neither `variant` nor `rope`. It runs on the CPU, and on Hopper GPUs for head_dim
+            (576, 512) and (512, 512), there without softcap and not over "float8_e5m2".
         topk: with shared_kv and pages: the most keys that a query sees; each run() lists them
             (topk_indices). causal does not hide listed keys, and there are neither a window nor a
             mask. kv_lens of plan() are upper bounds, and a token costs min(topk, kv_len).

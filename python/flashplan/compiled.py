@@ -11,8 +11,8 @@ def not_traced(instead: str) -> Callable[[_Function], _Function]:
     """Decorates a function that reads the memory of tensors: traced tensors have none.
 
     In a compiled function it breaks the graph; with fullgraph=True, the error of PyTorch gives
-    `instead` as the reason. These are the attributes that torch.compiler.disable() sets; setting
-    them needs no import of PyTorch and no time in calls.
+    `instead` as the reason. Like torch.compiler.disable() it sets two attributes of the function,
+    but it needs no import of PyTorch, and no time in calls.
     """
 
     def decorated(function: _Function) -> _Function:

@@ -68,8 +68,8 @@ def filtered_probs(
         temperature, top_k, top_p, min_p, from_probs, joint, logit_bias: as in `sample`.
         out: [batch, vocab] float32, written; logits itself, or memory apart from it; default: a new
             tensor in logits' framework.
-        status: [batch] int32, written: 0; on a GPU, a row with an error becomes NaN, and this says
-            what is wrong, as in `sample`.
+        status: [batch] int32, written: 0 for a good row. On a GPU, a row with an error becomes NaN,
+            and its status says what is wrong, as in `sample`.
         stream: as in `Attention`; default: the current one of logits' framework. None on the CPU.
 
     Returns:

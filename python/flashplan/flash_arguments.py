@@ -56,7 +56,8 @@ _IGNORED = frozenset(
 
 
 def refuse_others(function: str, others: dict[str, Any]) -> None:
-    """Raises UnsupportedError if a keyword of a fork has a value, TypeError if one is unknown."""
+    """Raises TypeError for a keyword that no fork has, UnsupportedError for one of _REFUSED with a
+    value; see `refuse`."""
     for name, value in others.items():
         if name not in _REFUSED and name not in _IGNORED:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
@@ -118,8 +119,8 @@ def attention_options(
 
 
 def scale(name: str, scales: Tensor | None, narrow: Tensor) -> float | Tensor:
-    """The scale of 8-bit queries or caches. `scales` is [num_kv_heads], or [batch_size,
-    num_kv_heads] with equal rows. Scales of 16-bit tensors are ignored, as in FlashAttention."""
+    """The scale of 8-bit queries or caches. `scales` is [num_kv_heads], or that expanded to
+    [batch_size, num_kv_heads]. Scales of 16-bit tensors are ignored, as in FlashAttention."""
     if scales is None or not is_8_bit(narrow) or scales.numel() == 0:
         return 1.0
     if scales.dim() == 2:

@@ -99,8 +99,8 @@ def flash_attn_with_kvcache(
         out: where o is written; default: a new tensor.
         return_softmax_lse: whether to return (o, lse), lse [batch_size, heads, tokens] float32, of
             ragged queries [heads, tokens].
-        q_descale, k_descale, v_descale: float32 scales of 8-bit queries and caches, [kv_heads] or
-            [batch_size, kv_heads], which are the same for all sequences. Ignored with 16 bits.
+        q_descale, k_descale, v_descale: float32 scales of 8-bit queries and caches, [kv_heads], or
+            these expanded to [batch_size, kv_heads]. Ignored with 16 bits.
 
     flash_attn_func describes the other arguments, and the errors.
 

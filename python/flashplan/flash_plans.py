@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans, a workspace, and lengths that were copied to the host: the functions of
-`flashplan.flash_attn` keep them between calls, since they have no plan() of their own."""
+"""Plans, a workspace, and lengths that were copied to the host. Functions without a plan() of their
+own, those of `flashplan.flash_attn` and some of `flashplan.flashinfer`, keep them between calls."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Lengths: TypeAlias = tuple[list[int], list[int], list[int] | None]
 # How many objects of `Attention` are kept, one for each kind of calls: options, and bounds that are
 # powers of two. An object that a CUDA graph runs is kept for ever and not counted.
 MAX_KEPT = 64
-# How many copies of lengths are kept. Layers of one step may have different lengths, as those of
-# encoders and decoders.
+# How many copies of lengths are kept: several, because layers of one step may have different
+# lengths, as those of encoders and decoders have.
 MAX_LENGTHS = 8
 
 
@@ -101,7 +101,7 @@ class Plans(threading.local):
         """An Attention that is planned for `step`. Steps that are equal have equal lengths.
 
         While a CUDA graph is captured, this returns the object of an earlier call with the same
-        step, which is never planned again.
+        step. It is never planned again, since replays of the graph need this plan.
 
         Args:
             device: the device of the tensors.
@@ -164,8 +164,8 @@ class Plans(threading.local):
 
     def on_host(self, *tensors: Tensor) -> list[list[int]]:
         """The values of each tensor as a flat list. Tensors on a GPU are copied by one copy, for
-        which the host waits. The values are remembered until a tensor is written to, so that the
-        layers of a step share the copy. Must not be called in a capture.
+        which the host waits. The values are remembered until PyTorch writes to a tensor, so that
+        the layers of a step share the copy. Must not be called in a capture.
         """
         if all(tensor.device.type == "cpu" for tensor in tensors):
             return [tensor.flatten().tolist() for tensor in tensors]

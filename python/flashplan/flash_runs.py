@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans and runs for the functions of `flashplan.flash_attn`, which have checked the arguments."""
+"""Plans and runs attention for functions that have no plan() of their own, those of
+`flashplan.flash_attn` and some of `flashplan.flashinfer`. They have checked the arguments."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ def run_rows(
 
     Args:
         ends: cu_seqlens_q, and cu_seqlens_k, seqused_k or both.
-        longest: max_seqlen_q and max_seqlen_k, where they are known.
+        longest: max_seqlen_q and max_seqlen_k; None where one is not known.
     """
     cu_seqlens_q, cu_seqlens_k, seqused_k = ends.values()
     assert cu_seqlens_q is not None

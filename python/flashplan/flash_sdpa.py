@@ -16,7 +16,8 @@ NAME = "flashplan"
 
 
 class _Registered:
-    """The object that PyTorch keeps while the implementation is active. remove() ends it."""
+    """The object that PyTorch keeps while the implementation is active. PyTorch calls remove() to
+    get its own operators back."""
 
     def __init__(self, library: Any) -> None:
         self._library = library

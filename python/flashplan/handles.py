@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers that stand for Python objects in PyTorch's operators and XLA's calls.
 
-These take no Python objects. `Attention`, `AttentionOnDevices` and `Rope` have such a number.
+Operators and calls take no Python objects, so each `Attention`, `AttentionOnDevices` and `Rope` has
+a number, by which they find it.
 """
 
 import itertools

@@ -22,9 +22,9 @@ class Mask(Tensor):
     """A description of a mask, which no model can use as if it were the mask.
 
     Transformers passes a tensor of four dims from its mask function to the layers unchanged. But
-    some models compute with it before; if it held the numbers of a description, their results would
-    be wrong. So every function is refused except those that read its shape and the like, that move
-    it, and that slice it without leaving out a query or a key.
+    some models compute with it themselves; if it held the numbers of a description, their results
+    would be wrong. So every function is refused except those that read its shape and the like, that
+    move it, and that slice it without leaving out a query or a key.
 
     Its shape is that of the mask, [batch_size, 1, q_length, num_keys].
 

@@ -79,7 +79,8 @@ def _given(arguments: dict[Argument, ArrayLike | None]) -> tuple[dict[Argument, 
 
 
 def _scale(name: str, scale: Any) -> tuple[np.float32, ArrayLike | None]:
-    """A scale as a number, and an array that the kernels read or None. It is their product."""
+    """Splits a scale into a number, and an array that the kernels read, or None. The scale is the
+    product of both."""
     if isinstance(scale, (jax.Array, np.ndarray)):
         return np.float32(1.0), scale.ravel()
     return np.float32(to_float(name, scale)), None

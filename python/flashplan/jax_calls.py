@@ -155,8 +155,8 @@ def _sharding_rule(
 ) -> SdyShardingRule:
     """JAX calls this when it lowers a program for several devices: heads may be divided.
 
-    The rule allows to divide other dimensions of arguments, too. Otherwise XLA would gather such
-    arrays on each device; now _partition() sees that they are divided, and refuses them.
+    The rule also lets other dimensions of arguments be divided. Otherwise XLA would gather such
+    arrays on each device; with this rule _partition() sees that they are divided, and refuses them.
     """
     _check_devices(call.devices, list(mesh.devices.flat))
     sizes = [
@@ -189,7 +189,8 @@ def _heads_over(axes: Any, heads: int | None, num_dims: int) -> PartitionSpec:
 
 
 def _axes_of_heads(dimensions: Iterable[int | None], specs: Iterable[Any]) -> Any:
-    """The axes of the mesh over which heads are divided, by the first array with divided heads."""
+    """The axes of the mesh over which the first array with divided heads divides them; None if all
+    arrays have whole heads."""
     for heads, spec in zip(dimensions, specs):
         if heads is not None and spec is not None and spec[heads] is not None:
             return spec[heads]
@@ -228,7 +229,8 @@ def _infer_sharding(
 
 
 def _partition(call: Call, mesh: Mesh, arguments: Sequence[Any], results: Sequence[Any]) -> Any:
-    """JAX calls this when it compiles a program for several devices. Returns what each calls."""
+    """JAX calls this when it compiles a program for several devices. Returns the function that each
+    device calls, and the shardings of its results and arguments."""
     dimensions = [argument.heads for argument in call.arguments]
     dimensions += [result.heads for result in call.results]
     specs = [array.sharding.spec for array in (*arguments, *results)]
@@ -290,6 +292,7 @@ def _refuse_gradient(call: Call, _primals: Any, _tangents: Any) -> NoReturn:
     )
 
 
-# Compiled by jit, because arrays outside of a compiled function may be divided, too.
+# jit compiles the call even if the caller does not, so that arrays that are divided there, too, are
+# partitioned.
 call_xla: Any = jax.custom_jvp(jax.jit(_call_xla, static_argnums=0), nondiff_argnums=(0,))
 call_xla.defjvp(_refuse_gradient)

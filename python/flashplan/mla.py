@@ -207,7 +207,7 @@ def gather_mla(
 
 
 def _new_rows(latent: Any, tail: Any, kv_indptr: Any, stored: _core.DType) -> tuple[Any, Any]:
-    """Makes a new output for gather_mla(). Returns what new_output() returns."""
+    """A new output for gather_mla(), and the function that converts it for the caller."""
     if getattr(kv_indptr, "__dlpack_device__", lambda: (1, 0))()[0] != 1:
         raise TypeError(
             "out: expected a tensor on a GPU, where the number of rows is not known, got None"

@@ -90,9 +90,9 @@ def append_paged_kv(
 ) -> None:
     """Writes the keys and values of new tokens into their pages.
 
-    New token j of request r goes to position kv_lens[r] - (indptr[r + 1] - indptr[r]) + j; or, with
-    batch_indices and positions, row i of k and v to positions[i] of request batch_indices[i]; or,
-    with slot_mapping, to slot_mapping[i].
+    New token j of request r goes to position kv_lens[r] - (indptr[r + 1] - indptr[r]) + j. With
+    batch_indices and positions, row i of k and v goes to positions[i] of request batch_indices[i].
+    With slot_mapping, row i goes to the slot slot_mapping[i].
 
     Args:
         k, v: [tokens, num_kv_heads, head_dim], ragged by indptr.

@@ -196,8 +196,8 @@ def apply_rope(
         out_dtype: q's, float8_e4m3fn or float8_e5m2; default: q's. 8-bit results are those of
             `quantize_fp8` of the rotated q and k. It also says what outputs of uint8 store.
         q_scale, k_scale: with 8-bit results: q and k are divided by these, normal numbers > 0 or
-            float32 tensors [1] or [num_kv_heads] on q's device. Neighbouring heads of q belong to
-            one kv head.
+            float32 tensors [1] or [num_kv_heads] on q's device. The num_qo_heads / num_kv_heads
+            neighbouring heads of q that belong to one kv head share its scale.
         stream: as in `Attention`; default: the current one of q's framework. None on the CPU.
 
     Returns:

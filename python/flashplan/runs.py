@@ -168,8 +168,8 @@ class Runs:
                 i among the keys is kv_len - qo_len + i. A length above the planned one counts as
                 the planned one, a negative one as 0. A request with a shared prefix must have at
                 least num_tokens + qo_len keys. Ragged k and v stay where they were planned. A
-                captured run reads the lengths when it is replayed. None with a variant that has a
-                key_range, which belongs to the planned lengths.
+                captured run reads the lengths when it is replayed. Must be None with a variant that
+                has a key_range, because that was computed for the planned lengths.
             topk_indices: [tokens, 1 to topk] int32 on the device, with topk and instead of a page
                 table: the keys that each token sees, page * page_size + row in page. Entries that
                 name no key of the cache, such as -1, are skipped; a key that is listed twice counts

@@ -10,7 +10,7 @@ def set_num_threads(num_threads: int) -> None:
 
     Results do not depend on it. The default is the environment variable FLASHPLAN_NUM_THREADS, else
     OMP_NUM_THREADS, else the number of processors that the process may use, by its affinity mask
-    and by the quota of its cgroup. It takes effect at the next run().
+    and by the quota of its cgroup. The new number takes effect at the next run().
 
     Raises:
         ValueError: num_threads is below 1.

@@ -227,10 +227,10 @@ def sample(
         logprobs: [batch] float32, written; implies return_logprobs.
         top_out: the lists of top_logprobs, int32 and float32 [batch, n], written; default: new
             tensors in logits' framework.
-        status: [batch] int32, written: 0; on a GPU, a row with an error gets the token -1, the
-            logprob NaN, and a number here that says what is out of range: 1 temperature, 2 top_k,
-            3 top_p, 4 min_p, 9 rows; or 5: there is NaN or +inf, 6: all logits are -inf, 7:
-            from_probs without a distribution.
+        status: [batch] int32, written: 0 for a good row. On a GPU, a row with an error gets the
+            token -1, the logprob NaN, and a status that says what is wrong. Out of range is 1:
+            temperature, 2: top_k, 3: top_p, 4: min_p, 9: rows. 5: there is NaN or +inf, 6: all
+            logits are -inf, 7: from_probs without a distribution.
         stream: as in `Attention`; default: the current one of logits' framework. None on the CPU.
 
     Returns:

@@ -80,9 +80,9 @@ def speculative_verify(
         out: [batch, n + 1] int32, written; default: a new tensor in target_probs' framework.
         num_accepted: [batch] int32, written; default: a new tensor in target_probs' framework.
         nodes: [batch, n] int32, written: the indices of the drafts that are accepted, then -1.
-        status: [batch] int32, written: 0; on a GPU, a request with an error gets tokens of -1, no
-            accepted draft, and a number here: 7: a row of probabilities is no distribution, 8: a
-            draft is no token, or follows one that is not before it.
+        status: [batch] int32, written: 0 for a good request. On a GPU, a request with an error gets
+            tokens of -1, no accepted draft, and the status 7 (a row of probabilities is no
+            distribution) or 8 (a draft is no token, or follows one that is not before it).
         stream: as in `Attention`; default: the current one of target_probs' framework. None on the
             CPU.
 

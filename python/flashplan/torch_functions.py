@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-# Importing it defines the operators.
+# Importing torch_ops defines the operators.
 import flashplan.torch_ops  # noqa: F401
 from flashplan.rope import Rope
 from flashplan.values import dtype_name, is_hnd

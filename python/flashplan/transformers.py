@@ -109,7 +109,7 @@ def _described_for(mask: Mask, q_length: int, kv_length: int) -> Tensor:
         first, end, _, is_causal, _ = described.unbind(1)
         if num_keys == 1 and (q_length == 1 or not is_causal.any()):
             # Encoders that generate with a cache make a mask for one key. Their own attention adds
-            # it to the logits of all keys by broadcasting.
+            # it to the logits of all keys by broadcasting, so here it stands for all keys.
             rows = torch.zeros_like(described)
             rows[:, 1] = kv_length * (end > first)
             rows[:, 4] = -1

@@ -55,7 +55,7 @@ def sink_tokens(n: int, window: int = 1023) -> Variant:
     The keys between are read and hidden, not skipped, since a key_range is one interval.
 
     Args:
-        n: number of keys at the begin of a request that every query sees.
+        n: number of keys at the start of a request that every query sees.
         window: number of keys before its own that a query also sees. run() may be given other
             values of both, as `first` and `window`, without compiling again.
     """

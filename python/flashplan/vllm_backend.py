@@ -65,7 +65,7 @@ class FlashplanBackend(_vllm.AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        """Whether there is a kernel for any GPU; supports_combination() tells about this one."""
+        """Whether some GPU has a kernel; supports_combination() asks about the GPU in use."""
         return 0 < head_size <= 512
 
     @classmethod
@@ -86,7 +86,7 @@ class FlashplanBackend(_vllm.AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
-        """No, because plans are made of the numbers of new tokens on the host."""
+        """False: plan() takes the numbers of new tokens from the host, so these must be exact."""
         return False
 
     @classmethod

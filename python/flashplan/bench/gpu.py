@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 FLUSH_BYTES = 256 << 20
-NUM_FIRST_FLUSHES = 30  # each takes some 60 us
+NUM_FIRST_FLUSHES = 30  # each takes some 60 us, so all take about 2 ms
 
 
 def _event() -> torch.cuda.Event:
@@ -27,7 +27,7 @@ class Timer:
         torch.sum(self.buffer, 0, out=self.total)
 
     def microseconds(self, call: Callable[[], Any], repeats: int, warmups: int = 2) -> float:
-        """The median time of a call. A flush keeps the GPU busy while the host prepares it."""
+        """The median time of a call. A flush keeps the GPU busy while the host prepares a call."""
         return self.in_turn([call], repeats, warmups)[0]
 
     def in_turn(
@@ -67,7 +67,7 @@ def _memory_microseconds(timer: Timer, device: str, size: int) -> tuple[float, f
 
 def ceilings(timer: Timer, device: str, size: int = 8 << 30) -> dict[str, float]:
     """The best rates of a GPU: of reading memory, of copying it (bytes read and written), and of a
-    bfloat16 matrix product."""
+    bfloat16 matrix product; and the time of a small kernel."""
     read_us, copy_us = _memory_microseconds(timer, device, size)
     a, b = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)

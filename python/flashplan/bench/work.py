@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 def _visible_lens(
     qo_lens: Sequence[int], kv_lens: Sequence[int], window_left: int
 ) -> Iterator[tuple[int, int]]:
-    """For each request (qo_len, the number of keys that any query sees)."""
+    """Yields for each request (qo_len, the number of keys that one or more queries see)."""
     for qo_len, kv_len in zip(qo_lens, kv_lens, strict=True):
         yield qo_len, kv_len if window_left < 0 else min(kv_len, window_left + qo_len)
 
@@ -38,6 +38,6 @@ def kv_bytes(
     *,
     window_left: int = -1,
 ) -> int:
-    """The bytes of the keys and values that any query sees, each read once."""
+    """The bytes of the keys and values that one or more queries see, each read once."""
     tokens = sum(num_keys for _, num_keys in _visible_lens(qo_lens, kv_lens, window_left))
     return tokens * num_kv_heads * sum(head_dims) * item_size

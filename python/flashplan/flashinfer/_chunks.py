@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def in_chunks(
     inputs: Inputs, lengths: list[list[int]], chunk: int
 ) -> tuple[Inputs, dict[str, Tensor]]:
-    """The inputs, and the lengths on the CPU, for requests that are a chunk of a request each.
+    """Splits requests into one request for each chunk: the new inputs, and lengths on the CPU.
 
     Args:
         lengths: of the given requests: where their rows of q begin, where their ragged keys begin,
@@ -71,8 +71,8 @@ def _pages_of_chunks(inputs: Inputs, requests: list[int], firsts: list[int], chu
 
 
 def _smaller_pages(cache: Tensor, kv_layout: str, page_size: int, size: int) -> tuple[Tensor, int]:
-    """A view of the cache as pages of `size` tokens, and how many of them there are from the begin
-    of one given page to the begin of the next."""
+    """A view of the cache as pages of `size` tokens, and how many of them there are from the start
+    of one given page to the start of the next."""
     tokens = 1 if kv_layout == "NHD" else 2
     page, *inner = cache.stride()
     step, rest = divmod(page, size * cache.stride(tokens))

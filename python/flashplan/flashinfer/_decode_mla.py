@@ -76,7 +76,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(BatchMLAPagedAttentionWrapper):
         Args:
             indptr, indices, last_page_len: [batch_size + 1], [pages] and [batch_size]: the page
                 table as CSR, and the keys in the last page of each request.
-            head_dim_compressed_kv: latent dims of a key; an eighth of them are rotated dims.
+            head_dim_compressed_kv: latent dims of a key, which has an eighth as many rotated dims.
             sm_scale: the scale of the model, which follows from its head dim before compression.
             data_type, q_data_type: dtypes of the caches and of q; q has data_type by default.
             rope_scale, rope_theta: without effect: q and the caches are rotated already.

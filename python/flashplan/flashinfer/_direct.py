@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that attend without plan(). The layers of a step share a plan, as in
-`flashplan.flash_attn`. It is made for the longest requests that the arguments allow.
+`flashplan.flash_attn`.
 
-If all requests have equally many queries, lengths stay on the GPU, and a call can be captured into
-a CUDA graph after an equal call. Otherwise the host waits for the lengths. Workspaces of the caller
-are not used, nor are arguments that tune FlashInfer's kernels: backend, enable_pdl, counter
-buffers.
+If all requests have equally many queries over pages, the plan is for the longest requests that the
+arguments allow: lengths stay on the GPU, and a call can be captured into a CUDA graph after an
+equal call. Otherwise the host waits for the lengths. Workspaces of the caller are not used, nor are
+arguments that tune FlashInfer's kernels: backend, enable_pdl, counter buffers.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _decode(
 
 
 def _is_causal(mask: Tensor, qo_lens: list[int]) -> bool:
-    """Whether a mask of drafts lets each query see those up to itself, or else all of its request.
+    """Whether a mask lets each query see the drafts up to itself; False: all drafts of its request.
 
     The mask is read on the host, once for as long as nothing is written to it.
 
@@ -226,7 +226,7 @@ def trtllm_batch_decode_with_kv_cache(
         bmm1_scale, bmm2_scale: the whole factors of logits and of outputs, numbers or float32
             tensors of one element.
         out, out_dtype: o may have 8 bits, and is not scaled; default: the dtype of query.
-        mask: must be causal; it is not read.
+        mask: not read, and taken to be causal.
         skip_softmax_threshold_scale_factor: no effect: FlashInfer may leave out keys that weigh
             less than this allows, and here all keys are computed.
         lse: [tokens, num_qo_heads] float32, written if it is given.
@@ -296,8 +296,8 @@ def xqa_batch_decode_with_kv_cache(
             request. The host waits for the mask, when it is new.
 
     Returns:
-        o, shaped like query; if there is no `out` and q_len_per_req > 1, [batch_size,
-        q_len_per_req, num_qo_heads, head_dim], but with q_cu_seq_lens like query.
+        o, shaped like query; or, if q_len_per_req > 1 and neither `out` nor q_cu_seq_lens is given,
+        [batch_size, q_len_per_req, num_qo_heads, head_dim].
     """
     refuse(kv_cache_sf=kv_cache_sf)
     qo_len = q_len_per_req or 1

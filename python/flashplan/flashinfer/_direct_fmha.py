@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attends to prompts without plan(), with q, k and v in one of five layouts; see `_direct`."""
+"""Attends to prompts without plan(), with q, k and v in one of five layouts. The layers of a step
+share a plan."""
 
 from __future__ import annotations
 

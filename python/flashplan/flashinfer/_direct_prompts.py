@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that attend to prompts without plan(); see `_direct`."""
+"""Functions that attend to prompts without plan(). The layers of a step share a plan."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts FlashInfer's masks to rows of words. They are given as one string of bits for each
+"""Converts FlashInfer's masks to rows of words. A mask is given as one string of bits for each
 request, or as a rule for scored items.
 
 All is done on the device of the mask. The host knows the lengths, and waits for nothing.

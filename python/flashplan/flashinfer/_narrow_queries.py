@@ -33,9 +33,9 @@ def read_queries(
 ) -> tuple[Tensor, Any]:
     """(queries as kernels read them, the scale of logits).
 
-    A scale for each kv head becomes part of the logits' scale. Query heads of a kv head that have
-    scales of their own are multiplied by these, and rounded to bfloat16, which has 32 times as many
-    numbers as q.
+    A scale for each kv head becomes part of the logits' scale. If each query head has a scale, q is
+    multiplied by the scales and rounded to bfloat16, whose significand has 4 bits more than that of
+    float8_e4m3fn.
 
     Raises:
         ValueError: the scale has another number of elements.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the objects of `Attention` that a wrapper runs, and plans them.
 
-FlashInfer's options may come with plan(), and again with each forward(), so a batch is planned for
-each set of options that its runs have.
+plan() of FlashInfer's wrappers takes options, and each forward() may replace them, so a batch is
+planned for each set of options that its runs have.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flashplan.support import workspace_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-# For how many sets of options objects are kept, if no CUDA graph may refer to them.
+# How many objects are kept, one for each set of options, if no CUDA graph may refer to them.
 MAX_KEPT = 32
 
 

@@ -110,13 +110,13 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             packed_custom_mask: uint8: the elements of custom_mask as bits, the lowest of a byte
                 first. Each request begins at a byte of its own.
             causal: whether queries see no keys after themselves (bottom-right aligned).
-            prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len: for the scoring of items
-                behind a prefix, which do not see each other: the prefix's length [batch_size]; flat
-                for each request, how many tokens of its item each token after the prefix sees, 0
-                for tokens between items; and how many of these numbers each request has. They take
-                the place of a mask.
-            pos_encoding_mode: "NONE", "ROPE_LLAMA" or "ALIBI". The log-sum-exp of ALIBI counts
-                positions of queries from the end of the keys.
+            prefix_len_ptr: [batch_size]: tokens of the prefix, if prompts are a prefix and items
+                that are scored without seeing each other. It takes the place of a mask.
+            token_pos_in_items_ptr: with prefix_len_ptr, flat: how many tokens of its item each
+                token after the prefix sees; 0 for tokens between items.
+            token_pos_in_items_len: how many of these numbers each request has.
+            pos_encoding_mode: "NONE", "ROPE_LLAMA" or "ALIBI". For ALIBI query i has the position
+                kv_len - qo_len + i, on which the log-sum-exp depends.
             fixed_split_size, disable_split_kv: a positive size or True makes the bits of a
                 request's results independent of its batch (batch_invariant).
 

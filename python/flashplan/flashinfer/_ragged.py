@@ -151,7 +151,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
     begin_forward = plan
 
     def _most_mask_words(self) -> int:
-        """See Wrapper. A row of the mask has at most all bits of the buffer."""
+        """How many words a row of the mask needs at most: it has no more bits than the buffer."""
         buffer = check_buffer("custom_mask_buf", self._custom_mask_buf)
         return -(-8 * buffer.numel() // 32)
 

@@ -321,7 +321,8 @@ class Wrapper:
         }
 
     def _sinks_of(self, args: tuple[Any, ...]) -> Tensor:
-        """The sinks of FlashInfer's variant AttentionSink, given by position before sm_scale."""
+        """Splits the positional arguments (sinks, sm_scale) of FlashInfer's variant AttentionSink:
+        returns the sinks, and sets the scale for the run."""
         if not self._takes_sinks or len(args) != 2:
             raise UnsupportedError(
                 "run: expected no arguments of a JIT variant but the sinks and sm_scale of "

@@ -18,7 +18,7 @@ from flashplan.flashinfer._wrapper import Shape
 
 class BatchMLAPagedAttentionWrapper(PagedWrapper):
     """FlashInfer's wrapper for absorbed multi-head latent attention, over `flashplan.Attention`
-    with shared_kv. On GPUs other than Hopper, and there over float8_e5m2 caches, plan() raises
+    with shared_kv. On GPUs other than Hopper, and on Hopper over float8_e5m2 caches, plan() raises
     UnsupportedError. Tests run this wrapper on the CPU alone.
 
     Args:

@@ -59,5 +59,5 @@ def is_sm90a_supported(device: torch.device) -> bool:
 
 
 def device_support_pdl(device: torch.device) -> bool:
-    """Whether a GPU can begin a kernel before the kernel before it in the stream has ended."""
+    """Whether a GPU can begin a kernel while the previous one of its stream still runs."""
     return device.type == "cuda" and get_compute_capability(device)[0] >= 9
