@@ -288,7 +288,7 @@ class Attention(Runs):
             stream,
             self._make_key_ranges,
         )
-        self._plan_stream = stream  # lives as long as the plan may wait for work on it
+        self._plan_stream = stream  # kept alive: a later plan() may wait for work on it
         if _logger.isEnabledFor(logging.DEBUG):
             _logger.debug("planned: %s", self._plan.describe())
         return self._plan

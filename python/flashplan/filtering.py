@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class FilterOptions(TypedDict, total=False):
-    """The keyword arguments of `filtered_probs` that describe the distribution."""
+    """The keyword arguments of `filtered_probs` except `out`."""
 
     temperature: float | Tensor | None
     top_k: int | Tensor | None

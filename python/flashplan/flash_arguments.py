@@ -16,7 +16,7 @@ _HINTS = {
 }
 
 
-# Keywords of newer forks, which change what is computed.
+# Keywords of newer forks that change what is computed, so they are refused if they have a value.
 _REFUSED = frozenset(
     {
         "score_mod",
@@ -39,7 +39,8 @@ _REFUSED = frozenset(
         "sfv",
     }
 )
-# Keywords of newer forks that only tune a kernel, or repeat what the tensors tell.
+# Keywords of newer forks that only tune a kernel, or repeat what the tensors tell, so any value is
+# accepted.
 _IGNORED = frozenset(
     {
         "backend",

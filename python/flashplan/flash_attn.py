@@ -50,7 +50,7 @@ from flashplan.flash_runs import heads_first, in_batches, run_equal, run_rows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Programs that look for FlashAttention 2 compare its version.
+# Programs that look for FlashAttention 2 compare its version, so here is one that they accept.
 __version__ = "2.8.3"
 __all__ = [
     "flash_attn_func",

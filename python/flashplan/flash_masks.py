@@ -14,8 +14,8 @@ from flashplan.variant import Variant
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# The largest number of keys to the right that a window is given: scalars of a variant are float32,
-# in which larger integers are not exact. No sequence is so long, so a larger window hides nothing.
+# A window of more keys to the right than this is left out: no sequence is so long that the window
+# would hide a key, and scalars of a variant are float32, in which larger integers are not exact.
 _FARTHEST = 1 << 24
 
 

@@ -43,7 +43,7 @@ def large_enough(workspace: Tensor | None, num_bytes: int, device: torch.device)
     """`workspace` if it has at least num_bytes, else a new one."""
     if workspace is not None and workspace.nbytes >= num_bytes:
         return workspace
-    # Makes an ordinary tensor, even if the caller is in inference mode.
+    # Makes an ordinary tensor even if the caller is in inference mode: later calls may not be.
     with torch.inference_mode(False):
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 

@@ -74,7 +74,7 @@ class Batches:
             self._qo_indptr.append(self._qo_indptr[-1] + length)
         self._kv_lens = {
             layer_type: [
-                # position_offset already counts the queries of this batch
+                # position_offset already counts the queries of this batch, so they are subtracted
                 allocator.get_seqlen_k(
                     request.state.position_offset - request.query_length, request.query_length
                 )

@@ -115,7 +115,7 @@ def _lower_check(context: Any, array: Any, *, devices: frozenset[Any] | None) ->
 
 
 # An operation that returns its argument. Its lowering checks the devices of the program, which JAX
-# does not know before.
+# does not know while it traces.
 _checked_p: Any = Primitive("flashplan_check_devices")
 _checked_p.def_impl(lambda array, **_: array)
 _checked_p.def_abstract_eval(lambda array, **_: array)
@@ -269,7 +269,7 @@ _partitioned.def_partition(
 def _call_xla(call: Call, *arrays: Array) -> tuple[Array, ...]:
     function: Any = _vmap_by_a_loop(lambda *arrays: _partitioned(call, *arrays))
     sharding: Any = jax.typeof(arrays[0]).sharding
-    if explicit := sharding.mesh.explicit_axes:  # JAX asks for the shardings of results, too
+    if explicit := sharding.mesh.explicit_axes:  # JAX then needs the results' shardings
         specs: Any = [jax.typeof(array).sharding.spec for array in arrays]
         axes = _axes_of_heads([argument.heads for argument in call.arguments], specs)
         for argument, spec in zip(call.arguments, specs):

@@ -82,7 +82,7 @@ def _warn_of_unused_gpu() -> None:
         "(flashplan.show_config() says why). Install the wheel for CUDA, or build one where nvcc "
         "is: pip install . -C cmake.define.FLASHPLAN_CUDA=ON. device='cpu' silences this warning.",
         RuntimeWarning,
-        stacklevel=5,  # the caller of Attention()
+        stacklevel=5,  # names the line that calls Attention()
     )
 
 

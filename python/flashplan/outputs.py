@@ -79,7 +79,7 @@ def shape_of(tensor: Any) -> tuple[int, ...]:
     """The shape of a tensor; (0,) for anything else, which the core then refuses."""
     try:
         return tuple(map(operator.index, tensor.shape)) or (0,)
-    except (AttributeError, TypeError, RuntimeError):  # as of a class, or of a nested tensor
+    except (AttributeError, TypeError, RuntimeError):  # a class or a nested tensor raises these
         return (0,)
 
 

@@ -25,7 +25,7 @@ def event(name: str) -> Callable[[_Function], _Function]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             torch = sys.modules.get("torch")
-            if torch is None:  # so nobody profiles
+            if torch is None:  # nobody can be profiling with it
                 return function(*args, **kwargs)
             with torch.autograd.profiler.record_function(name):
                 return function(*args, **kwargs)

@@ -8,13 +8,14 @@ from typing import Any
 
 from flashplan._core import UnsupportedError
 
-# Model types that rotate neighbouring dims (2 i, 2 i + 1) as a pair. Their configurations do not
-# say so: the models do it in their code.
+# Model types that rotate neighbouring dims (2 i, 2 i + 1) as a pair. They are listed because their
+# configurations do not say so: the models do it in their code.
 _INTERLEAVED = frozenset(
     ("cohere", "cohere2", "cohere2_moe", "ernie4_5", "ernie4_5_moe")
     + ("glm", "glm4", "helium", "llama4_text")
 )
-# Parameters of rotations that give each token several positions, such as time, height and width.
+# Parameters of rotations that give each token several positions, such as time, height and width,
+# which a Rope can not express.
 _SEVERAL_COORDINATES = ("mrope_section", "mrope_interleaved", "xdrope_section")
 
 

@@ -408,6 +408,7 @@ class Runs:
         return self._plan.bind(tensors, pdl, own, (out, lse) if return_lse else out)
 
 
-# Python's own errors about arguments then name the class Attention, which users know.
+# The methods are renamed so that Python's own errors about arguments name the class Attention,
+# which users know.
 for _method in (Runs.run, inspect.unwrap(Runs.run), Runs.bind):
     _method.__qualname__ = f"Attention.{_method.__name__}"

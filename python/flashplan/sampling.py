@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-# Results have the framework of the logits, but not their dtype. The types of NumPy's arrays name
-# the dtype, so they have an overload of their own.
+# Results have the framework of the logits, but not their dtype. NumPy's array types name the dtype,
+# so NumPy's arrays have an overload of their own.
 @overload
 def softmax(
     logits: npt.NDArray[Any],

@@ -23,7 +23,7 @@ from flashplan.support import workspace_bytes
 _base: Any = importlib.import_module("sglang.srt.layers.attention.base_attn_backend")
 _pools: Any = importlib.import_module("sglang.srt.mem_cache.memory_pool")
 
-# The smallest bound for tokens: steps with fewer tokens use objects that are made for so many.
+# The smallest bound for tokens. All steps of fewer tokens share the objects that are made for it.
 _MIN_TOKENS = 8192
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 

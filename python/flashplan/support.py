@@ -27,7 +27,7 @@ def is_supported(
 
     Raises:
         ValueError, TypeError: an option is out of range or of the wrong type, as for `Attention`,
-            except that a head_dim above every limit is a reason here.
+            except that a head_dim above every limit gives (False, the reason).
 
     Examples:
         >>> fp.is_supported(32, 8, 128, device="cpu")

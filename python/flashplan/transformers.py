@@ -40,7 +40,7 @@ from flashplan.hf_masks import Mask, mask, packed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Transformers takes every name that has "flash" in it for FlashAttention.
+# Transformers takes every name that has "flash" in it for FlashAttention, so this one has not.
 NAME = "fplan"
 _HIDDEN = -1e4
 
@@ -157,7 +157,7 @@ class _Planned:
             return self._attn
         batch = lengths()
         if self._attn is None or batch.size > self._max_batch_size or num_tokens > self._max_tokens:
-            # Powers of two, so that growing batches seldom need another object.
+            # The bounds are powers of two, so that growing batches seldom need another object.
             self._max_batch_size = max(self._max_batch_size, 1 << (batch.size - 1).bit_length())
             self._max_tokens = max(self._max_tokens, 1 << (num_tokens - 1).bit_length())
             self._attn = None  # frees its memory before the new object allocates its own

@@ -76,7 +76,7 @@ class CupyStream(Protocol):
 FloatName: TypeAlias = Literal["float32", "float16", "bfloat16"]
 Float8Name: TypeAlias = Literal["float8_e4m3fn", "float8_e5m2"]
 
-# Scalar types of NumPy, JAX and ml_dtypes are classes.
+# The scalar types of NumPy, JAX and ml_dtypes, such as np.float32, are classes: type[Any].
 FloatDType: TypeAlias = FloatName | FrameworkDType | type[Any]
 KvDType: TypeAlias = FloatName | Float8Name | FrameworkDType | type[Any]
 MlaDType: TypeAlias = KvDType | Literal["fp8_ds_mla"]

@@ -112,7 +112,7 @@ from flashplan.flashinfer.topk import (
     top_k_ragged_transform,
 )
 
-# Programs that look for FlashInfer compare its version.
+# Programs that look for FlashInfer compare its version: this is the one whose interface is here.
 __version__ = "0.7.2"
 __all__ = [
     "BatchAttention",

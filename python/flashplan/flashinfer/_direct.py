@@ -41,8 +41,8 @@ def direct_options(
     window_left: int,
     o_dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """The options of `Attention`. The factor of logits is given to run() as k_scale. Outputs of 8
-    bits are computed in float32, and converted by `narrowed`."""
+    """The options of `Attention`. softmax_scale is 1, because run() gets the whole factor of logits
+    as k_scale. Outputs of 8 bits are computed in float32, and converted by `narrowed`."""
     return {
         "num_qo_heads": q.shape[1],
         "num_kv_heads": k.shape[-2 if kv_layout == "NHD" else -3],

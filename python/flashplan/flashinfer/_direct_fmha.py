@@ -109,7 +109,7 @@ def _shared_table(
         )
     distance = v.data_ptr() - k.data_ptr()
     of_k, of_v = block_tables.unbind(1)
-    # Ids behind a length may be anything.
+    # Ids behind a length may be anything, so only those before it are compared.
     begins = torch.arange(of_k.shape[1], device=of_k.device) * page_size
     is_used = begins < seq_lens.to(of_k.device).long()[:, None]
     page_bytes = k.stride(0) * k.element_size()

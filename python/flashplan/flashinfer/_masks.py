@@ -19,7 +19,8 @@ from flashplan.flashinfer.quantization import packbits
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# How many bits of masks are converted at once. This takes 8 bytes of memory for each bit.
+# How many bits of masks are converted at once. Each takes 8 bytes of memory while it is converted,
+# so this bounds the memory to about 128 MiB.
 MAX_BITS = 1 << 24
 
 

@@ -87,8 +87,8 @@ class PagedWrapper(Wrapper):
         return tensor.to(self.device, torch.int32, non_blocking)
 
     def _most_mask_words(self) -> int:
-        """How many words a row of the mask needs at most: a request has no more keys than the pages of
-        the buffer, and no more than the mask has bits."""
+        """How many words a row of the mask needs at most: a request has no more keys than the
+        pages of the buffer hold, and no more than the mask has bits."""
         assert self._shape is not None
         assert self._shape.page_size is not None
         assert self._paged_kv_indices_buf is not None

@@ -147,7 +147,7 @@ class Attentions:
         self._check_no_capture()
         assert self._batch is not None
         mask_begin = None
-        if planned.has_mask:  # FlashInfer's masks have a bit for each key
+        if planned.has_mask:  # FlashInfer's masks have a bit for each key, from key 0 on
             mask_begin = np.zeros(len(self._batch.kv_lens), np.int32)
         stream = None
         if self.device.type == "cuda":

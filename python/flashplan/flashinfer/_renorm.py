@@ -14,7 +14,7 @@ from torch import Tensor
 import flashplan as fp
 from flashplan.flashinfer._sampling import parameter
 
-# The smallest top_p that flashplan takes.
+# The smallest top_p that flashplan takes, which replaces a top_p of 0.
 _LEAST = torch.finfo(torch.float32).tiny
 
 

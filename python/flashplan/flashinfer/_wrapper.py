@@ -75,8 +75,8 @@ class _PlanModule:
 class Wrapper:
     """The base of FlashInfer's wrappers.
 
-    Engines read and set attributes with FlashInfer's names, so that options are looked up at each
-    run. `backend` is accepted and not used: each batch runs on the kernel that is fastest for it.
+    Engines read and set attributes with FlashInfer's names, so each run looks up the options in
+    them. `backend` is accepted and not used: each batch runs on the kernel that is fastest for it.
     """
 
     _is_ragged = False
@@ -102,7 +102,7 @@ class Wrapper:
         self.device = float_workspace_buffer.device
         self._kv_layout = kv_layout
         self._float_workspace_buffer = float_workspace_buffer
-        # Engines share these buffers among wrappers. They are not used here.
+        # Engines read these attributes to share the buffers among wrappers. Nothing else uses them.
         self._int_workspace_buffer = torch.empty(16, dtype=torch.uint8, device=self.device)
         self._pin_memory_int_workspace_buffer = torch.empty(16, dtype=torch.uint8)
         self._use_cuda_graph = use_cuda_graph
@@ -322,7 +322,7 @@ class Wrapper:
 
     def _sinks_of(self, args: tuple[Any, ...]) -> Tensor:
         """Splits the positional arguments (sinks, sm_scale) of FlashInfer's variant AttentionSink:
-        returns the sinks, and sets the scale for the run."""
+        returns the sinks, and sets the scale of this run and later ones."""
         if not self._takes_sinks or len(args) != 2:
             raise UnsupportedError(
                 "run: expected no arguments of a JIT variant but the sinks and sm_scale of "

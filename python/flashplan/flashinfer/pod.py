@@ -238,7 +238,7 @@ class BatchPODWithPagedKVCacheWrapper:
         }
         shape = (num_qo_heads, num_kv_heads, head_dim, page_size)
         lengths = (qo_indptr_p, kv_indptr_p, kv_indices_p, last_page_len_p)
-        # Masks come with each run, which then plans the prompts again.
+        # Keeps the arguments: a run that is given a mask plans the prompts again.
         self._plan_prompts = functools.partial(self._prompts.plan, *lengths, *shape, **options)
         self._has_mask = False
         self._plan_prompts(causal=self._is_causal)

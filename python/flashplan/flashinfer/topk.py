@@ -63,7 +63,7 @@ def top_k(
         values, indices = torch.topk(input, k, sorted=sorted)
         return values, indices
     from_end = tie_break == TopKTieBreak.LARGE
-    # A stable sort keeps the order of equal elements.
+    # A stable sort keeps the order of equal elements, so of these the first ones are selected.
     values, indices = torch.sort(input.flip(1) if from_end else input, stable=True, descending=True)
     values, indices = values[:, :k].contiguous(), indices[:, :k].contiguous()
     return values, input.shape[1] - 1 - indices if from_end else indices
