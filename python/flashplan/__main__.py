@@ -19,7 +19,8 @@ DRIVER = pathlib.Path("/proc/driver/nvidia/version")
 
 
 def report() -> Iterator[str]:
-    """Yields lines. Versions are read without importing the frameworks, which takes seconds."""
+    """Yields the lines of the report. It reads versions from the metadata of packages, because
+    importing the frameworks takes seconds."""
     yield flashplan.show_config().strip()
     yield f"package: {pathlib.Path(flashplan.__file__).parent}"
     yield f"python: {platform.python_version()} ({platform.python_implementation()})"

@@ -18,7 +18,7 @@ _NAMES = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn_interface
 
 
 def _functions() -> ModuleType:
-    """flashplan.flash_attn. It is imported here, because it imports this module."""
+    """The module flashplan.flash_attn. It imports this module, so it is imported in calls alone."""
     from flashplan import flash_attn
 
     return flash_attn

@@ -27,7 +27,7 @@ class _Registered:
 
 
 def register() -> str:
-    """Does what `flashplan.flash_attn.register` describes."""
+    """Makes flashplan known to PyTorch as an implementation of flash attention. Returns NAME."""
     registry: Any = torch.nn.attention
     if not hasattr(registry, "register_flash_attention_impl"):
         raise UnsupportedError(

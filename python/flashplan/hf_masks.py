@@ -108,8 +108,8 @@ def mask(
     device: torch.device | str = "cpu",
     **_others: Any,
 ) -> Mask:
-    """The function that transformers calls for the mask of a step. Waits for a GPU if there is
-    padding.
+    """The function that transformers calls for the mask of a step. If there is padding, it reads
+    attention_mask, so the host waits for the GPU.
 
     Returns:
         If each sequence has one range of keys, five numbers for each, namely its first key, the one

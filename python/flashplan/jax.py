@@ -71,8 +71,8 @@ def on_devices(attn: Attention, devices: Sequence[Any]) -> AttentionOnDevices:
 
 
 def _given(arguments: dict[Argument, ArrayLike | None]) -> tuple[dict[Argument, Any], np.int64]:
-    """The arrays that are given, and a number of which bit i says whether array i is given. The
-    core reads optional arguments in the order of `arguments`."""
+    """The arrays that are given, and a number of which bit i says whether array i is given.
+    `arguments` must have the order in which the core reads optional arguments."""
     bits = sum(1 << i for i, array in enumerate(arguments.values()) if array is not None)
     given = {name: array for name, array in arguments.items() if array is not None}
     return given, np.int64(bits)

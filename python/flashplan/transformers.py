@@ -303,8 +303,9 @@ def _check_inference(dropout: float, kwargs: dict[str, Any]) -> None:
 
 
 def _common_dtype(module: torch.nn.Module, q: Tensor, v: Tensor) -> torch.dtype:
-    """The dtype to attend in. Under autocast, or after a norm in float32, layers may give float32
-    queries and values of 16 bits; and GPUs have no float32 attention."""
+    """The dtype to which queries, keys and values are converted. Under autocast, or after a norm in
+    float32, layers may give float32 queries beside values of 16 bits; and attention on GPUs takes
+    no float32."""
     device = q.device.type
     if q.dtype != torch.float32:
         return q.dtype

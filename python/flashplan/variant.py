@@ -174,7 +174,7 @@ class Variant:
         return ranges
 
     def _packed(self, arguments: dict[str, Any]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
-        """The tensors and scalars of a run, in the order of the description."""
+        """The tensors and scalars of a run, in the order in which the variant lists them."""
         if len(arguments) > len(self._tensors) and not self._scalars:
             _refuse_unknown(arguments, self._tensors)
         unknown = arguments.keys() - self._scalars.keys() - set(self._tensors)

@@ -155,7 +155,8 @@ def _decode(
 
 
 def _is_causal(mask: Tensor, qo_lens: list[int]) -> bool:
-    """Whether a mask lets each query see the drafts up to itself; False: all drafts of its request.
+    """Whether a mask lets each query see the drafts up to itself (True) or all drafts of its
+    request (False).
 
     The mask is read on the host, once for as long as nothing is written to it.
 

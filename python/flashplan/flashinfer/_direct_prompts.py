@@ -45,8 +45,8 @@ def trtllm_batch_context_with_kv_cache(
     use_fp16_softmax: bool | None = None,
     uses_spcompress: bool | None = None,
 ) -> Any:
-    """Attention of prompts over a paged cache. Rows cum_seq_lens_q[r] to cum_seq_lens_q[r + 1] of
-    query are the last tokens of request r, which has seq_lens[r] keys. cum_seq_lens_kv is not
+    """Attention of prompts over a paged cache. Rows cum_seq_lens_q[r] to cum_seq_lens_q[r + 1] - 1
+    of query are the last tokens of request r, which has seq_lens[r] keys. cum_seq_lens_kv is not
     needed.
 
     The other arguments, results and errors are those of `trtllm_batch_decode_with_kv_cache`.

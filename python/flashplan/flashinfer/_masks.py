@@ -118,7 +118,7 @@ def items_of(
     token_pos_in_items_len: int,
     max_item_len_ptr: Tensor | None,
 ) -> Items | None:
-    """The `Items` that arguments of plan() describe, or None. The longest items are not needed.
+    """The `Items` that arguments of plan() describe, or None. max_item_len_ptr is not read.
 
     Raises:
         ValueError: only one of both tensors is given.

@@ -26,7 +26,7 @@ MAX_KEPT = 32
 
 
 class Batch(NamedTuple):
-    """The lengths of a step, on the host; see `Attention.plan`."""
+    """The lengths of a step, on the host: arguments of `Attention.plan`."""
 
     qo_indptr: npt.NDArray[Any]
     kv_lens: npt.NDArray[Any]
@@ -44,7 +44,7 @@ class _Planned:
 
 
 class Attentions:
-    """The objects of one wrapper, by their options. All use one workspace.
+    """The objects of `Attention` of one wrapper, one for each set of options, in one workspace.
 
     Args:
         workspace: the caller's; memory is allocated if it is too small.
@@ -94,7 +94,7 @@ class Attentions:
                     self._plan(planned)
 
     def get(self, key: Hashable, options: Callable[[], dict[str, Any]]) -> Attention:
-        """An object that is planned for the current batch, to be run.
+        """Returns the object for these options, planned for the current batch, to be run now.
 
         Args:
             key: a value that is equal for equal options.

@@ -21,7 +21,7 @@ def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
 def segment_packbits(
     x: torch.Tensor, indptr: torch.Tensor, bitorder: str = "big"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Packs each segment of x [indptr[-1]] as `packbits` does. It begins at a byte of its own.
+    """Packs each segment of x [indptr[-1]] as `packbits` does. Each begins at a byte of its own.
 
     Returns the bytes, and at which of them each segment begins, shaped like indptr [segments + 1].
     The host waits for the lengths.

@@ -10,7 +10,7 @@ __all__ = ["merge_state", "merge_state_in_place", "merge_states", "variable_leng
 
 
 def variable_length_merge_states(v: Tensor, s: Tensor, indptr: Tensor) -> tuple[Tensor, Tensor]:
-    """Merges the states indptr[i] to indptr[i + 1] of each segment i, in operations of PyTorch.
+    """Merges the states indptr[i] to indptr[i + 1] - 1 of each segment i, by operations of PyTorch.
 
     Args:
         v: [states, heads, head_dim].
