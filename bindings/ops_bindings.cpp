@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Binds merge_states(), append_paged_kv(), rope_append_paged_kv() and functions of the runtime.
+// Binds merge_states(), append_paged_kv(), rope_append_paged_kv(), functions of the runtime, and
+// helpers of the Python layer.
 #include <nanobind/stl/string.h>
 
 #include <cstdio>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Binds DType and Options, and the functions of options that need no Plan.
+// Binds DType, KernelGroup and Options, and the functions of options that need no Plan.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>

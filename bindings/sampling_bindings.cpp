@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Binds sampling, verification of drafts, penalties and softmax.
+// Binds sampling, its filters, verification of drafts, penalties and softmax.
 #include "bindings/bindings.h"
 #include "bindings/operator_call.h"
 #include "flashplan/flashplan.h"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints what a bug report should say, as `key: value` lines: the version, what was built, the
-machine, the installed frameworks, and the environment variables that the library reads.
+machine, the installed frameworks, and the environment variables FLASHPLAN_* and
+CUDA_VISIBLE_DEVICES.
 
 python -m flashplan.bench measures attention.
 """

@@ -294,6 +294,6 @@ class Attention(Runs):
         return self._plan
 
     def _plan_on(self, _device: int) -> _core.Plan:
-        """The plan for a call of XLA. There is one for all devices; it refuses to run on tensors that
-        are on another device than its own."""
+        """The plan for a call of XLA. There is only one, for one device: it refuses to run on
+        tensors of another device."""
         return self._plan

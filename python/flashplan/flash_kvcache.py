@@ -82,8 +82,8 @@ def flash_attn_with_kvcache(
             head_dim].
         k_cache, v_cache: pages [num_pages, page_size, kv_heads, head_dim], or without a block table
             [cache_batch_size, cache_len, kv_heads, head_dim]. Written if k is given.
-        k, v: [batch_size, new_tokens, kv_heads, head_dim], or with cu_seqlens_k_new ragged, which
-            are written to the cache behind the first cache_seqlens tokens of each sequence.
+        k, v: new keys and values, which are written behind the first cache_seqlens tokens of each
+            sequence: [batch_size, new_tokens, kv_heads, head_dim], or ragged with cu_seqlens_k_new.
         rotary_cos, rotary_sin: [positions, rotary_dim / 2], only with k, and not ragged: q and k
             are rotated by their positions, from cache_seqlens on, before k is written. Without a
             mask all queries of a sequence are rotated by cache_seqlens, as in FlashAttention.

@@ -150,8 +150,8 @@ class Runs:
                 [num_pages, page_size, num_kv_heads, head_dim] (NHD) or
                 [num_pages, num_kv_heads, page_size, head_dim] (HND). The last dimension is
                 contiguous, the other strides are any that are not negative. With shared_kv there is
-                no v, q and k may be pairs, of tensors with the first head_dim_vo dims and with the
-                others, and tensors of k may have no dimension of heads. With "fp8_ds_mla" the last
+                no v; q and k may each be a pair of tensors, with the first head_dim_vo dims and
+                with the others; and k may lack the dimension of heads. With "fp8_ds_mla" the last
                 dimension of k has 656 bytes.
             k_tail: [kv_tokens, any]: the last dims of ragged k, where all kv heads share these, as
                 DeepSeek's share the rotated dims; k then has the other dims. GPUs

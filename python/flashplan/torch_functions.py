@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of `flashplan.torch` other than run().
+"""The functions of `flashplan.torch` except run(), and except those in torch_heads.py.
 
 Each is the function of the same name in the package, as an operator of PyTorch on torch's current
 stream. The package's function describes arguments, results and errors.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of `flashplan.torch` that convert or rotate queries and keys.
 
-torch_functions.py has the other functions."""
+torch.py has run(), and torch_functions.py the other functions."""
 
 from __future__ import annotations
 

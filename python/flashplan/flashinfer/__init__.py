@@ -5,9 +5,9 @@
 
 Classes and functions have the names, arguments, modules and errors of FlashInfer 0.7.2, on GPUs and
 on the CPU, for PyTorch's tensors. Arguments that only choose among FlashInfer's kernels, or allow
-them to be less exact, have no effect: backend, use_tensor_cores, enable_pdl, use_fp16_qk_reduction,
-non_blocking, deterministic, skip_softmax_threshold_scale_factor. What flashplan can not do raises
-UnsupportedError, which names the argument.
+them to be less exact, do not change results: backend, use_tensor_cores, enable_pdl,
+use_fp16_qk_reduction, non_blocking, deterministic, skip_softmax_threshold_scale_factor. What
+flashplan can not do raises UnsupportedError, which names the argument.
 """
 
 try:
