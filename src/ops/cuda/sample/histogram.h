@@ -14,7 +14,9 @@ __device__ inline float fused_down(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
   return __fmaf_rd(a, b, c);
 #else
-  return std::floor(a * b) + c;  // where the result is a whole number and a * b is exact
+  // For the emulator of the tests. Equal to the instruction above if a * b is exact, and c so large
+  // that floats near it are whole numbers.
+  return std::floor(a * b) + c;
 #endif
 }
 

@@ -158,8 +158,8 @@ class KeptOfRow {
     above_ = sum_of_cta(above);
     num_above_ = sum_of_cta(num_above);
   }
-  /// Lists those of the thread's elements of a block whose bits are set. Where there are too many
-  /// in the row, it only matters that there are.
+  /// Lists those of the thread's elements of a block whose bits are set. Once the row has more than
+  /// kMostListed, it lists no more: callers then use only that num_listed() exceeds the limit.
   __device__ void list(int first, Bits elements) {
     if (num_listed() > kMostListed) return;
 #pragma unroll 1

@@ -18,7 +18,8 @@ Status sample_plain(const SampleParams& p, Device device, Stream stream) noexcep
 /// With top-p or a large top-k alone, or without filters. is_countable() is true.
 template <DType kDType>
 Status sample_counted(const SampleParams& p, Device device, Stream stream) noexcept;
-/// From logits, by one CTA for a row.
+/// From logits, with filters that are likely to keep few tokens: one CTA for each row reads it
+/// without holding it.
 template <DType kDType>
 Status sample_stream(const SampleParams& p, Device device, Stream stream) noexcept;
 /// With any filters: a cluster keeps the row.

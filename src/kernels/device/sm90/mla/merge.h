@@ -124,8 +124,8 @@ struct MlaMerge {
     }
   }
 
-  /// Adds up to 32 states, one `lse` of each lane, of which the first `count` exist. Returns the
-  /// factors of what is merged before the lane's state, and of that state.
+  /// Adds the states of lanes 0 to count - 1, each with the lane's `lse`, to `merged`. Returns two
+  /// factors for merge_values(): that of the o merged before the lane's state, and the state's.
   static FLASHPLAN_DEVICE float2 add_states(const AttentionParams& p, MergedRow& merged, float lse,
                                             int count, int lane) {
     float2 own = {1.0F, 0.0F};
