@@ -87,7 +87,8 @@ WorkspaceLayout layout_workspace(const AttentionOptions& options, const KernelCh
   }
   const std::size_t without_slots = place(options, choice, 0, 0).total;
   const std::size_t with_one = place(options, choice, 1, 0).total;
-  const std::size_t per_slot = with_one - without_slots;  // never too small: sizes are rounded up
+  // Only areas of slots grow with them, and each is rounded up: n slots take n * per_slot at most.
+  const std::size_t per_slot = with_one - without_slots;
   const std::size_t room = *limit > without_slots ? *limit - without_slots : 0;
   return place(options, choice,
                static_cast<int32_t>(

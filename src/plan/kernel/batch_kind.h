@@ -19,8 +19,8 @@ int32_t most_few_rows(const AttentionOptions& options) noexcept;
 /// The most queries with which a request counts as one of few rows.
 int32_t most_few_queries(const AttentionOptions& options) noexcept;
 
-/// The kind of batches that the plan's bounds are made for: kFewRows if they allow one query per
-/// request and no more, and the query heads of a kv head are few rows.
+/// The kind of batches that the plan's bounds are made for: kFewRows if max_qo_tokens is at most
+/// max_batch_size, as for decodes, and the query heads of a kv head are few rows.
 BatchKind kind_of_bounds(const AttentionOptions& options) noexcept;
 
 /// Whether batches of both kinds are within the bounds, so that a plan should have a kernel for

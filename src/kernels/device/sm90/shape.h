@@ -148,9 +148,9 @@ struct Sm90Shape : Choices {
   static constexpr int kSlots = kMostSlots < 8 ? kMostSlots : 8;
   static constexpr int kRingBytes =
       kHasTwoRings ? kSlots / 2 * (kKeyBytes + kValueBytes) : kSlots * kSlotBytes;
-  // One warp fills slots with keys, another one with values. A warp tells the phases of a slot's
-  // barrier apart by parity, so it must not fall two phases behind, which it could with three
-  // slots.
+  // One warp fills slots with keys, another one with values, and both wait for free slots by
+  // parity. With three slots of one ring each warp would fill every other round of a slot, so the
+  // parity that it waits for could be that of the round before.
   static constexpr int kKvWarps = 2;
   static_assert(kSlots > 3);
   // Warps that gather: two of the producer, and a warpgroup of their own.
@@ -178,7 +178,7 @@ struct Sm90Shape : Choices {
   static constexpr int kPreparedSlots = kSlots - (kStagesInSlot ? 1 : 0);
   // Bytes of the ring that merges may use.
   static constexpr int kMergeBytes = kRingBytes - (kStagesInSlot ? kSlotBytes : 0);
-  // As for kSlots: two warps fill the slots, and with three a warp could fall two phases behind.
+  // As for kSlots: two warps fill the slots in turn, which takes more than three.
   static_assert(!kTakesPrepared || kPreparedSlots > 3);
 };
 

@@ -94,8 +94,8 @@ __device__ void draw_row(Row& row) {
   }
 }
 
-/// For rows that a kernel cannot draw from in its own way: a function of its own, so that the
-/// registers it needs do not make the loops over rows spill.
+/// Draws from a row by draw_row(), in kernels whose own way cannot. It is not inlined, so that its
+/// registers do not make the loops of those kernels spill.
 template <DType kDType, bool kFromProbs>
 __device__ __noinline__ void draw_from_cluster(const RowParams<SampleParams>& params,
                                                SampleShared& shared, float* memory) {

@@ -41,8 +41,8 @@ struct RowParams {
   RowSplit split;
 };
 
-/// Rows of logits and what is added to them. Kept apart from the number of the row: these are the
-/// kernel's arguments, which cost no registers.
+/// The rows of a tensor of logits or probabilities, and a bias. It has no address of one row, which
+/// would take registers: these members stay in the constant memory of the kernel's parameters.
 struct RowSource {
   const char* data;
   int64_t stride;     // bytes

@@ -66,9 +66,9 @@ __device__ Range range_of_threshold(const SampleParams& p, int32_t row,
 }
 
 /// Narrows a range of keys to those of one of 8,192 bins, at which the number of a row's elements
-/// from the largest key down reaches `wanted`. The lowest bin does not count masked elements, which
-/// may be most of the row, and is chosen if no bin reaches it. A function of its own, as
-/// draw_kept().
+/// from the largest key down reaches `wanted`. Masked elements, which may be most of the row, are
+/// not counted. If no bin reaches `wanted`, it is the lowest. It is not inlined, so that its
+/// registers make no other loop spill.
 template <DType kDType>
 __device__ __noinline__ KeyRange divide_by_counts(RowPart<kDType, false> row, KeyRange keys,
                                                   uint64_t wanted, CountedShared& shared,

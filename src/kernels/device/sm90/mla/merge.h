@@ -88,7 +88,7 @@ struct MlaMerge {
       const int64_t from = first_row + first * kStateRows;
       const float lse =
           load_if(lane < count, p.workspace.partial_lse + from + lane * kStateRows, -infinity());
-      float2 own = {1.0F, 0.0F};  // factors of o before the lane's state, and of that state
+      float2 own = {1.0F, 0.0F};  // for merge_values(): the factors of o so far and of the state
 #pragma unroll 1
       for (int n = 0; n < count; n += kStatesAtOnce) {
         const float* states = p.workspace.partial_o + (from + n * kStateRows) * S::kHeadDimVo + dim;

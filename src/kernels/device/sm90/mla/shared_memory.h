@@ -194,7 +194,7 @@ struct MlaSmem {
   FLASHPLAN_DEVICE uint32_t weights() const { return base + FLASHPLAN_OFFSET_OF(Memory, weights); }
 };
 
-/// The first row, in its work tile, of this CTA's rows.
+/// The number, in the work tile, of this CTA's first row: a pair of CTAs divides a tile's rows.
 template <typename S>
 FLASHPLAN_DEVICE int32_t first_row_of_cta() {
   return S::kPairs ? static_cast<int32_t>(cluster_rank()) * S::kTileQ : 0;
