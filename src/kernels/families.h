@@ -157,12 +157,11 @@ inline int32_t preference_of_sm90_mla_pairs(const AttentionOptions& options,
 
 /// The sm90_mla family over caches of 8 bits, with pairs of CTAs: each CTA widens half of the keys
 /// for both.
-inline constexpr KernelFamily kSm90MlaPairsFamily = {.name = "sm90_mla_pairs",
-                                                     .device = DeviceType::kCuda,
-                                                     .group = KernelGroup::kHopper,
-                                                     .shared_kv = true,
-                                                     .first_unserved = first_unserved_by_sm90_mla,
-                                                     .scratch_bytes = merged_state_bytes,
-                                                     .preference = preference_of_sm90_mla_pairs};
+inline constexpr KernelFamily kSm90MlaPairsFamily = [] {
+  KernelFamily family = kSm90MlaFamily;
+  family.name = "sm90_mla_pairs";
+  family.preference = preference_of_sm90_mla_pairs;
+  return family;
+}();
 
 }  // namespace flashplan
