@@ -151,10 +151,7 @@ class MlaPairLoader : MlaWideningWarp<S> {
     float scale = 1.0F;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      if (Widening::kHasScales && i % 2 == 0) {
-        const int from = (part * 2 + i / 2) * kRows + Base::loaded_row();
-        scale = __shfl_sync(0xffffffffU, scales, from);
-      }
+      if (i % 2 == 0) scale = Base::scale_of(scales, 0, part * kItems + i);  // of 128 dims
       Base::store_widened(to + Base::place_in_half(0, i), items[i], scale);
     }
   }

@@ -208,9 +208,8 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
     bulk_send(from + to_other_cta_, from, bytes, full + to_other_cta_);
   }
 
-  /// The scale of an item of a half. `scales`: that of row i % 16 in lane i, of the half's first
-  /// 128 dims where i < 16 and of the others elsewhere; 0 for rows that do not exist. All lanes
-  /// call it.
+  /// The scale of an item. `scales`: in lane i that of row i % kRows, of 128 dims from i / kRows *
+  /// 128 on, counted from the dims of item 0; 0 for rows that do not exist. All lanes call it.
   FLASHPLAN_DEVICE float scale_of(float scales, int group, int item) const {
     if constexpr (!Widening::kHasScales) return 1.0F;
     return __shfl_sync(0xffffffffU, scales, item / 2 * kRows + loaded_row() + 8 * group);
