@@ -229,8 +229,8 @@ class Cutter::ItemCuts {
     head_ += num_heads;
   }
 
-  /// Puts the next cut_heads_ heads into this and later queues, in pieces of which the first has
-  /// `steps` steps.
+  /// Cuts the next cut_heads_ heads into pieces, and puts them into this queue and the next ones.
+  /// The first piece has `steps` steps.
   void place_in_pieces(int32_t steps) {
     const int32_t merge = shares() ? merge_of_head_0_ + head_ : --at_.first_merge;
     const int32_t first_row = kChunked ? at_.take_chunks(num_chunks(), tile_.num_rows)

@@ -213,7 +213,8 @@ class KeptOfRow {
 
   /// Keys and ids.
   __device__ uint64_t* listed() const { return reinterpret_cast<uint64_t*>(shared_.bins); }
-  /// Or more than kMostListed. It changes while elements are listed.
+  /// The number of listed elements, or more than kMostListed if the list has no room for all. Other
+  /// threads change it while they list elements.
   __device__ int num_listed() const {
     return static_cast<int>(*static_cast<volatile uint32_t*>(&common_.num_candidates));
   }
@@ -440,7 +441,8 @@ class KeptOfRow {
   uint64_t num_above_ = 0;   // elements above the range
 };
 
-/// A function of its own, so that the registers it needs do not make other loops over rows spill.
+/// Finds what the filter keeps of a row, and writes the token. It is not inlined, so that its
+/// registers do not make other loops over rows spill.
 template <DType kDType, bool kFromProbs>
 __device__ __noinline__ void draw_kept(const SampleParams& p, int32_t row,
                                        const CountedRow<kFromProbs>& counted, CountedShared& shared,

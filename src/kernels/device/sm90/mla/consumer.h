@@ -19,8 +19,8 @@ namespace flashplan::device {
 ///
 /// Both add the products of the blocks in their order, and the shifts of the rows (see Sm90Softmax)
 /// go from block to block: an owner weighs its block with the shifts of the block before, and
-/// raises them if the weights come out too large. With the weights it publishes raised shifts; the
-/// other warpgroup shrinks its o and its sums to these before it adds the product.
+/// raises them if the weights come out too large. It publishes the shifts with the weights, and the
+/// other warpgroup scales its o and its sums down to raised shifts before it adds the product.
 ///
 /// In batch-invariant plans the state of each chunk of keys is computed by itself: shifts, sums and
 /// o begin anew. A chunk has an even number of blocks, so blocks keep their owners.
