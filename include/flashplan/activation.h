@@ -18,8 +18,8 @@ enum class Activation : int32_t {
 
 /// Computes out = activation(x[..., :d]) * x[..., d:] / scale in float32. x [..., 2 d] of rank 1
 /// to 4 is float32, float16 or bfloat16; its rows may have any strides. out [..., d] has x's dtype,
-/// or an 8-bit float dtype, in which results saturate. `scale` is a normal float > 0. `pdl` is
-/// programmatic dependent launch, as in AttentionTensors.
+/// or an 8-bit float dtype, in which results saturate. `scale` is a normal float32 > 0. `pdl` asks
+/// for programmatic dependent launch; AttentionTensors::pdl says what that is.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 ///   kInvalidArgument, kInvalidType  a tensor is malformed, or `out` shares memory with x; nothing

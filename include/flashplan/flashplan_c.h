@@ -189,7 +189,7 @@ typedef struct flashplan_options {
   const struct flashplan_rope* rope;  // or NULL: no rotation
   const flashplan_variant* variant;   // or NULL
   int32_t lse_base2;                  // lse is a logarithm to base 2, not the natural one
-  int32_t kernels;                    // FLASHPLAN_ALL_KERNELS or one of its siblings
+  int32_t kernels;                    // FLASHPLAN_*_KERNELS
   int32_t shared_kv;                  // 0 or 1
   int32_t topk;                       // 0: queries see the keys of their requests
 } flashplan_options;
@@ -208,8 +208,8 @@ FLASHPLAN_API flashplan_status flashplan_workspace_bytes(const flashplan_options
                                                          size_t* bytes,
                                                          char* message) FLASHPLAN_NOEXCEPT;
 
-// Options, the kernel for them, and the schedule of the last step. Use it from one thread at a
-// time; different plans are independent.
+// A plan: options, the kernels for them, and the schedule of the last step. Use it from one thread
+// at a time; different plans are independent.
 typedef struct flashplan_plan flashplan_plan;
 
 // Writes a new plan to `plan`, or NULL after an error. The caller destroys it.
@@ -308,7 +308,7 @@ FLASHPLAN_API void flashplan_device_data_init(flashplan_device_data* data,
                                               size_t struct_size) FLASHPLAN_NOEXCEPT;
 
 // Plan::check_device_data, for debugging: waits for `stream`, and checks the values of the tensors
-// for the last flashplan_plan_plan as the CPU does.
+// against the last flashplan_plan_plan, as calls on the CPU do.
 FLASHPLAN_API flashplan_status flashplan_plan_check_device_data(const flashplan_plan* plan,
                                                                 const flashplan_device_data* data,
                                                                 flashplan_stream stream,
@@ -317,8 +317,8 @@ FLASHPLAN_API flashplan_status flashplan_plan_check_device_data(const flashplan_
 // Bytes of workspace that flashplan_plan_run needs, the same for every batch; 0 for NULL.
 FLASHPLAN_API size_t flashplan_plan_workspace_bytes(const flashplan_plan* plan) FLASHPLAN_NOEXCEPT;
 
-// The kernel that the plan runs, such as "sm90_bf16_d128". The text belongs to the plan; "" for
-// NULL.
+// The kernel that flashplan_plan_run executes, such as "sm90_bf16_d128"; of two kernels, the one
+// for requests of many query rows. The text belongs to the plan; "" for NULL.
 FLASHPLAN_API const char* flashplan_plan_kernel_name(const flashplan_plan* plan) FLASHPLAN_NOEXCEPT;
 
 // The next two functions write a text for people, as snprintf does: up to `size` bytes to `text`,

@@ -142,8 +142,8 @@ FLASHPLAN_API flashplan_status flashplan_quantize_fp8(const flashplan_tensor* x,
                                                       float number, flashplan_stream stream,
                                                       char* message) FLASHPLAN_NOEXCEPT;
 
-// flashplan_apply_rope and flashplan_append_paged_kv at once; out_q is written, and may be q.
-// tensors->slot_mapping must be NULL.
+// Does what flashplan_apply_rope and flashplan_append_paged_kv do, at once. out_q is written, and
+// may be q. slot_mapping, batch_indices and positions of `tensors` must be NULL.
 FLASHPLAN_API flashplan_status flashplan_rope_append_paged_kv(
     const flashplan_tensor* q, const flashplan_append_tensors* tensors, const flashplan_rope* rope,
     const flashplan_tensor* out_q, flashplan_stream stream, char* message) FLASHPLAN_NOEXCEPT;
@@ -206,7 +206,7 @@ FLASHPLAN_API flashplan_status flashplan_softmax(const flashplan_tensor* logits,
                                                  char* message) FLASHPLAN_NOEXCEPT;
 
 // Arguments of flashplan_apply_penalties(). Each penalty is given as one number for all requests,
-// or as a tensor with one number per request; the tensor wins unless it is NULL.
+// or as a tensor with one number per request; a tensor that is not NULL replaces the number.
 typedef struct flashplan_penalty_tensors {
   size_t struct_size;
   const flashplan_tensor* logits;  // written
@@ -243,8 +243,8 @@ enum {
   FLASHPLAN_SAMPLE_ROW = 9             // an entry of `rows` is outside of the logits
 };
 
-// Arguments of flashplan_sample(): SampleOptions and SampleOutputs of sampling.h. A parameter given
-// as a tensor, unless it is NULL, wins over the number for all requests.
+// Arguments of flashplan_sample(): SampleOptions and SampleOutputs of sampling.h. A parameter's
+// tensor, unless it is NULL, replaces the number for all requests.
 typedef struct flashplan_sample_tensors {
   size_t struct_size;
   const flashplan_tensor* logits;
@@ -297,7 +297,7 @@ FLASHPLAN_API flashplan_status flashplan_top_k_mask(const flashplan_tensor* logi
                                                     char* message) FLASHPLAN_NOEXCEPT;
 
 // Arguments of flashplan_speculative_verify(): Drafts, VerifyOptions and VerifyOutputs of
-// speculative.h. `seeds` and `offsets`, unless NULL, win over the numbers for all requests.
+// speculative.h. `seeds` and `offsets`, unless they are NULL, replace the numbers for all requests.
 typedef struct flashplan_verify_tensors {
   size_t struct_size;
   const flashplan_tensor* draft_tokens;

@@ -15,8 +15,8 @@ namespace flashplan {
 /// New tokens of a batch and the cache they go to. All tensors on one device.
 struct AppendTensors {
   TensorView k, v;     // [>= indptr[batch_size], num_kv_heads, head_dim], the new tokens, ragged
-  TensorView k_cache;  // pages in `layout`, written; k's dtype or an 8-bit float
-  TensorView v_cache;  // head_dim may differ from k's
+  TensorView k_cache;  // written: pages as KvLayout says; k's dtype or an 8-bit float
+  TensorView v_cache;  // written: like k_cache, but v's dtype and head_dim may differ from k's
   TensorView indptr;   // [batch_size + 1] int32: rows of k and v of each request
   TensorView kv_lens;  // [batch_size] int32: length of each request after the append
   TensorView block_table;  // as in AttentionTensors
@@ -31,11 +31,12 @@ struct AppendTensors {
   TensorView batch_indices;
   TensorView positions;
   KvLayout layout = KvLayout::kNHD;
-  /// Stored key = key / k_scale in float32, saturating in 8-bit formats. Normal floats > 0.
+  /// A stored key is key / k_scale, a stored value is value / v_scale, in float32. 8-bit formats
+  /// store numbers that are too large as their largest one. Both scales are normal floats > 0.
   float k_scale = 1.0F;
   float v_scale = 1.0F;
-  /// [1] or [num_kv_heads] float32, on the device of the caches, or empty: one factor for all kv
-  /// heads or for each, by which k_scale and v_scale are multiplied. Not checked on a GPU.
+  /// [1] or [num_kv_heads] float32, on the device of the caches, or empty: factors by which k_scale
+  /// and v_scale are multiplied, one for all kv heads or one for each. Not checked on a GPU.
   TensorView k_scales, v_scales;
   /// For rope_append_paged_kv() only: programmatic dependent launch, see AttentionTensors.
   bool pdl = false;
@@ -62,12 +63,13 @@ FLASHPLAN_API Status append_paged_kv(const AppendTensors& tensors,
 /// requests. It writes q to `out_q`, which is shaped like q and may be q, and k and v to their
 /// pages. k itself is not changed. Rows of q that belong to no request are not written.
 ///
-/// q, k and v have one dtype: float32, float16 or bfloat16; the caches have that one, or both the
-/// same 8-bit float. slot_mapping, batch_indices and positions must be empty, since positions
-/// follow from kv_lens.
+/// q, k and v have one dtype: float32, float16 or bfloat16; the caches have this dtype too, or both
+/// have the same 8-bit float dtype. slot_mapping, batch_indices and positions must be empty, since
+/// positions follow from kv_lens.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph,
-/// as append_paged_kv() may. Tokens whose page id lies outside the cache are rotated in q alone.
+/// as append_paged_kv() may. If the page id of a token lies outside the cache, its query is
+/// rotated, but its key and value are not written.
 ///   kInvalidArgument, kInvalidType  an argument is malformed, or what is written shares memory
 ///                                   with another argument; nothing was written
 ///   kCudaError                      the launch failed

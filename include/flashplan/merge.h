@@ -18,14 +18,16 @@ struct AttentionState {
 };
 
 /// Merges `num_states` >= 1 states over disjoint keys into `out`, left to right in float32. An lse
-/// of NaN or +inf makes lse and all of o NaN in its row; NaN or infinity in o makes its dim NaN or
-/// infinite. `out` may be one of the inputs itself, but must not overlap a part of one. Every lse,
-/// that of `out` too, is a natural logarithm, or with `base2` one to base 2.
+/// of NaN or +inf makes the lse and all of o of that row NaN. NaN or infinity in o makes that dim
+/// of the result NaN or infinite. `out` may be one of the inputs, but must not overlap an input
+/// otherwise. Every lse, also that of `out`, is a natural logarithm, or with `base2` a logarithm to
+/// base 2.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 ///   kInvalidArgument, kInvalidType  shapes, dtypes or devices differ, or `out` shares memory with
 ///                                   a part of an input; nothing was written
-///   kUnsupported                    on CUDA more than 64 states, not evenly spaced in memory
+///   kUnsupported                    on CUDA: more than 64 states that are not evenly spaced in
+///                                   memory
 ///   kCudaError                      the launch failed
 FLASHPLAN_API Status merge_states(const AttentionState* states, int32_t num_states,
                                   const AttentionState& out, Stream stream = nullptr,

@@ -9,13 +9,14 @@
 
 namespace flashplan {
 
-/// A cache of keys of C latent dims, which are the values too, and R rotated ones. It is one
-/// tensor, [num_pages, page_size, C + R], or with kFp8DsMla [num_pages, page_size, kDsMlaBytes]; or
-/// two, [num_pages, page_size, C] and [num_pages, page_size, R]. A dimension of one head may stand
-/// before the last one. Strides may be any but for the last dimension, which is contiguous.
+/// A cache of keys. A key has C latent dims, which are also its value, and R rotated dims. The
+/// cache is one tensor, [num_pages, page_size, C + R], or with kFp8DsMla [num_pages, page_size,
+/// kDsMlaBytes]; or two, [num_pages, page_size, C] and [num_pages, page_size, R]. Before the last
+/// dimension there may be one of size 1, for the head. The last dimension is contiguous; the others
+/// may have any strides.
 struct MlaCache {
-  TensorView latent;  // all dims, where `tail` is empty
-  TensorView tail;
+  TensorView latent;  // the latent dims; all dims if `tail` is empty
+  TensorView tail;    // the rotated dims, or empty
 };
 
 /// New tokens and where they go. All tensors on one device.
@@ -28,19 +29,20 @@ struct MlaAppendTensors {
   TensorView slot_mapping;
   /// [C] of kv_c's dtype or float32: kv_c is normalised by rmsnorm(); empty: it is not.
   TensorView norm_weight;
-  TensorView positions;  // [>= tokens] int32 or int64, with a rotation
-  /// With a rotation: [>= tokens, num_heads, R] of kv_c's dtype, rotated in place; may be empty.
+  TensorView positions;  // [>= tokens] int32 or int64; empty if there is no rotation
+  /// Queries that are rotated in place: [>= tokens, num_heads, R] of kv_c's dtype, or empty.
   TensorView q_pe;
-  /// Stored key = key / scale in float32, saturating in 8-bit formats. A normal float > 0; 1 with
-  /// kFp8DsMla, where each 128 dims have a scale of their own, their largest magnitude / 448.
+  /// A stored key is key / scale, in float32; 8-bit formats store numbers that are too large as
+  /// their largest one. A normal float > 0. It is 1 with kFp8DsMla: there each 128 latent dims have
+  /// a scale of their own, their largest magnitude / 448.
   float scale = 1.0F;
-  float eps = 1e-6F;
+  float eps = 1e-6F;  // added to the mean of the squares; >= 0
 };
 
-/// Normalises the latent dims of new tokens, rotates the others by their positions, narrows both
-/// and writes them to their slots: rmsnorm(), apply_rope() and append_paged_kv() at once, with the
-/// roundings of these. Tokens that are skipped are rotated in q_pe. If `rope` is null, nothing is
-/// rotated.
+/// Normalises the latent dims of new tokens, rotates the R other dims by the tokens' positions,
+/// narrows both and writes them to the tokens' slots. It rounds where rmsnorm(), apply_rope() and
+/// append_paged_kv(), called one after the other, would round. q_pe is rotated for skipped tokens,
+/// too. If `rope` is null, nothing is rotated.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 /// Slots are not checked there: tokens with a slot outside of the cache are skipped.
@@ -54,19 +56,21 @@ FLASHPLAN_API Status append_mla(const MlaAppendTensors& tensors, const Rope* rop
 struct MlaGatherTensors {
   MlaCache cache;
   TensorView block_table;  // [>= batch_size, max_pages] int32 page ids
-  /// [batch_size + 1] int32, ascending: rows kv_indptr[r] to kv_indptr[r + 1] - 1 of `out` are
-  /// those of request r.
+  /// [batch_size + 1] int32, ascending: rows kv_indptr[r] to kv_indptr[r + 1] - 1 of `out` belong
+  /// to request r.
   TensorView kv_indptr;
   TensorView starts;  // [batch_size] int32: the first token of each request; empty: 0
   /// `out` [>= kv_indptr[batch_size], C + R] is written. If out_tail is given, `out` has only the C
   /// latent dims, and out_tail, with as many rows, the R others. Both have the dtype of the cache
-  /// or, if that is 8-bit, float32, float16 or bfloat16. Other rows are not written.
+  /// or, if that is 8-bit, float32, float16 or bfloat16. Rows of `out` that belong to no request
+  /// are not written.
   TensorView out, out_tail;
-  float scale = 1.0F;  // real key = scale * stored key; a normal float > 0
+  float scale = 1.0F;  // a gathered key is scale * stored key; a normal float > 0
 };
 
 /// Copies tokens starts[r], starts[r] + 1, ... of each request out of their pages, and widens 8-bit
-/// floats. The caller then multiplies this chunk of a prefix by the weights that expand it.
+/// floats. The caller then multiplies these keys, a chunk of a prefix, by the weights that expand
+/// them to the keys and values of all heads.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 /// Values of index tensors are not checked there: a row whose page id is outside of the cache or of

@@ -11,9 +11,10 @@ namespace flashplan {
 // In all functions below, x [..., n] of rank 1 to 4 is float32, float16 or bfloat16. Its rows may
 // have any strides. weight [n] has x's dtype or is float32; if it is empty, rows are normalised and
 // not multiplied by a weight. `out` is shaped like x, and has its dtype or is float8_e4m3fn or
-// float8_e5m2; with x's dtype it may be x. Sums and products are in float32, and the result is
-// rounded once; in 8-bit formats, values that are too large become the largest one. On CUDA: one
-// launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
+// float8_e5m2; if it has x's dtype, it may be x itself. Sums and products are in float32, and the
+// result is rounded once; in 8-bit formats, values that are too large become the largest finite
+// one. On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a
+// graph.
 //   kInvalidArgument, kInvalidType  a tensor is malformed, or an output shares memory with another
 //                                   argument; nothing was written
 //   kCudaError                      the launch failed
@@ -35,13 +36,13 @@ struct RmsNormOptions {
 FLASHPLAN_API Status rmsnorm(const TensorView& x, const TensorView& weight, const TensorView& out,
                              const RmsNormOptions& options = {}, Stream stream = nullptr) noexcept;
 
-/// Adds x to residual, rounded to the dtype, and then writes rmsnorm(residual) to x. Both tensors
-/// have the same shape.
+/// Adds x to residual, rounds the sum to their dtype, and then writes rmsnorm(residual) to x. Both
+/// tensors have the same shape and dtype.
 FLASHPLAN_API Status add_rmsnorm(const TensorView& x, const TensorView& residual,
                                  const TensorView& weight, const RmsNormOptions& options = {},
                                  Stream stream = nullptr) noexcept;
 
-/// Adds x to residual, rounded to residual's dtype, and then writes rmsnorm(residual) to `out`. x
+/// Adds x to residual, rounds the sum to their dtype, and then writes rmsnorm(residual) to `out`. x
 /// stays unchanged, unless `out` is the same tensor.
 FLASHPLAN_API Status add_rmsnorm(const TensorView& x, const TensorView& residual,
                                  const TensorView& weight, const TensorView& out,

@@ -20,9 +20,9 @@ struct PenaltyOptions {
 
 /// Changes the logits of the tokens that a request's history has, in place and in this order:
 /// repetition, frequency, presence, in float32. `logits` [batch, vocab] is float32, float16 or
-/// bfloat16, rows at any stride; `history` [batch, max_len] int32 or int64, of which a request's
-/// first history_lens[r] entries count; history_lens [batch] int32. The same arguments give the
-/// same bits on every device.
+/// bfloat16, rows at any stride; `history` [batch, max_len] is int32 or int64, and the first
+/// history_lens[r] entries of row r are the tokens of request r; history_lens [batch] is int32. The
+/// same arguments give the same bits on every device.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 /// Tokens outside of the vocabulary are skipped, lengths outside of [0, max_len] count as the

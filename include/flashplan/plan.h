@@ -28,7 +28,7 @@ enum class KvLayout : int32_t {
 enum class KernelGroup : int32_t {
   kAll = 0,
   kGeneral = 1,  // for every GPU from compute capability 8.0 on; on the CPU all kernels are general
-  kHopper = 2,   // by wgmma and TMA, for compute capability 9.0 alone
+  kHopper = 2,   // kernels with wgmma and TMA, for compute capability 9.0 alone
 };
 
 /// The largest head_dim_qk and head_dim_vo that options may have.
@@ -81,15 +81,17 @@ struct AttentionOptions {
   /// Work queues: CTAs on a GPU, or pairs of CTAs that share the widened keys of latent attention;
   /// tasks of the thread pool on the CPU. 0: chosen for the device.
   int32_t num_ctas = 0;
-  /// Bytes of workspace the caller will give; empty: as many as the bounds ask for. With fewer, the
-  /// keys of long prompts may be rotated, or gathered from small pages, several times, and long
-  /// requests are split less.
+  /// Bytes of workspace that the caller will give; empty: as many as the bounds ask for. If it has
+  /// fewer, the keys of long prompts may be rotated, or gathered from small pages, several times,
+  /// and long requests are split into fewer parts.
   std::optional<std::size_t> workspace_bytes;
-  /// Results of a request are bit-equal whatever its neighbours and num_ctas. On a Hopper GPU a
-  /// batch may then take two kernels, one for requests of few query rows and one for those of many.
-  /// (A batch over an 8-bit cache may take two kernels without this option, too.)
+  /// The results of a request have the same bits whatever other requests are in the batch, and
+  /// whatever num_ctas is. On a Hopper GPU a batch may then take two kernels, one for requests of
+  /// few query rows and one for those of many. (A batch over an 8-bit cache may take two kernels
+  /// without this option, too.)
   bool batch_invariant = false;
-  /// lse is a logarithm to base 2, not the natural one. Sinks are natural all the same.
+  /// lse is a logarithm to base 2, not a natural one. This does not change the meaning of sinks:
+  /// exp(sink) is added to a denominator.
   bool lse_base2 = false;
   /// Every batch runs on a kernel of this group, also where another one is faster.
   KernelGroup kernels = KernelGroup::kAll;
@@ -99,29 +101,29 @@ struct AttentionOptions {
 struct Batch {
   const int32_t* qo_indptr = nullptr;  // [batch_size + 1], starts at 0, ascending
   /// [batch_size] keys of each request, with those of this step. With topk they are upper bounds:
-  /// the first min(topk, kv_len) keys of the list of a query count.
+  /// of the list of a query, the first min(topk, kv_len) entries count.
   const int32_t* kv_lens = nullptr;
   /// [batch_size + 1] first row of each request in ragged k and v; null: the running sum of
   /// kv_lens.
   const int32_t* kv_indptr = nullptr;
   int32_t batch_size = 0;
-  /// [num_shared_prefixes, 3] rows {first_request, num_requests, num_tokens}, up to
-  /// 2 * max_batch_size of them: these neighbouring requests begin with the same num_tokens keys.
-  /// Two prefixes are nested or have no request in common. A prefix is no longer than
-  /// kv_len - qo_len of each of its requests, which also holds for real lengths
-  /// (AttentionTensors::kv_lens). Where it saves time, the keys of a prefix are read once for all
-  /// of its requests, at the place of the first request's keys. Results are the same up to
-  /// rounding; with batch_invariant prefixes are not used, so the bits are the same.
+  /// [num_shared_prefixes, 3] rows {first_request, num_requests, num_tokens}, at most 2 *
+  /// max_batch_size rows. A row says that num_requests neighbouring requests, from first_request
+  /// on, begin with the same num_tokens keys, a prefix. Two prefixes are nested or have no request
+  /// in common. A prefix must not be longer than kv_len - qo_len of any of its requests, also not
+  /// with real lengths (AttentionTensors::kv_lens). Where it saves time, the keys of a prefix are
+  /// read once for all of its requests, at the place of the first request's keys. Results are the
+  /// same up to rounding; with batch_invariant prefixes are not used, so the bits are the same.
   const int32_t* shared_prefixes = nullptr;
   int32_t num_shared_prefixes = 0;
   /// [batch_size] >= 0, with custom_mask only: the key of each request that bit 0 of its mask
   /// stands for; null: kv_len - qo_len, the position of its first query, with the real kv_len.
   const int32_t* mask_begin = nullptr;
   /// [qo_indptr[batch_size], 2], with a variant only: rows {begin, end} for each token of q, which
-  /// sees keys [begin, end) of its request at most; null: a token may see any key. Keys
-  /// that no token of a tile may see are skipped. The others are still hidden by the variant alone,
-  /// so it must hide what is outside of the ranges. An end <= begin means no key; ranges may exceed
-  /// the keys of the request. Runs of such a plan take no real lengths (AttentionTensors::kv_lens).
+  /// sees keys [begin, end) of its request at most; null: a token may see any key. The kernels skip
+  /// keys that no token of a tile may see. They hide no other keys, so the variant must hide what
+  /// is outside of the ranges. An end <= begin means no key; ranges may exceed the keys of the
+  /// request. Runs of such a plan take no real lengths (AttentionTensors::kv_lens).
   const int32_t* key_ranges = nullptr;
 };
 
@@ -132,12 +134,12 @@ struct AttentionTensors {
   /// but for the last dimension, which is contiguous. With shared_kv v is empty, and k may also
   /// have no dimension of heads; its last dimension has kDsMlaBytes elements in kFp8DsMla.
   TensorView k, v;
-  /// Each may be empty. With shared_kv they have the last head_dim_qk - head_dim_vo dims of q and
-  /// of k, and are shaped like these but for the last dimension; a tensor with a tail has only the
-  /// first head_dim_vo dims. Without shared_kv, k_tail [>= kv_indptr[batch_size], any] has the last
-  /// dims of ragged keys, which all kv heads have in common, such as the rotated dims of DeepSeek's
-  /// prompts; k has the other dims. Then a GPU refuses keys of up to 128 dims with kUnsupported,
-  /// and Hopper's kernels also refuse a variant or rope.
+  /// Each may be empty. With shared_kv they have the last head_dim_qk - head_dim_vo dims of queries
+  /// and of keys; q or k then has only the first head_dim_vo dims. A tail is shaped like q or k,
+  /// except for the last dimension. Without shared_kv, k_tail [>= kv_indptr[batch_size], any] has
+  /// the last dims of ragged keys, which all kv heads have in common, such as the rotated dims of
+  /// DeepSeek's prompts; k has the other dims. Then a GPU refuses keys of up to 128 dims with
+  /// kUnsupported, and Hopper's kernels also refuse a variant or rope.
   TensorView q_tail, k_tail;
   /// With topk, instead of a page table: [>= T, 1 to topk] int32, on the Plan's device, the keys
   /// that each query sees, page * page_size + row in page. Entries outside of the cache, such as
@@ -145,7 +147,7 @@ struct AttentionTensors {
   /// of a list count, with the kv_len that plan() was given; on the CPU a key after these is an
   /// error.
   TensorView topk_indices;
-  /// [>= T] int32, or empty: how many entries of each list count. The others may be anything.
+  /// [>= T] int32, or empty: how many entries of each list count. Later entries may be anything.
   TensorView topk_lens;
   // Paged only, one of the two forms, int32, on the Plan's device. A request of kv_len tokens
   // reads its first ceil(kv_len / page_size) page ids and no more. The id of a page whose keys no
@@ -176,16 +178,17 @@ struct AttentionTensors {
   /// [>= T, num_qo_heads] float32, written; may be empty. A natural logarithm, or with lse_base2
   /// one to base 2.
   TensorView lse;
-  /// Real key = k_scale * stored key (8-bit caches). Both scales must be normal floats > 0, and so
-  /// must softmax_scale * q_scale * k_scale, which must not overflow when it is divided by softcap.
-  /// With shared_kv k_scale is that of values too, and v_scale must be 1.
+  /// For 8-bit caches: a key is k_scale * its stored number, a value v_scale * its stored number.
+  /// Both scales must be normal floats > 0, and so must softmax_scale * q_scale * k_scale, which
+  /// must not overflow when it is divided by softcap. With shared_kv, k_scale is also the scale of
+  /// values, and v_scale must be 1.
   float k_scale = 1.0F;
   float v_scale = 1.0F;
-  /// [1] or [num_kv_heads] float32, on the Plan's device, or empty: one factor for all kv heads or
-  /// for each, by which k_scale and v_scale are multiplied. Not checked on a GPU.
+  /// [1] or [num_kv_heads] float32, on the Plan's device, or empty: factors by which k_scale and
+  /// v_scale are multiplied, one for all kv heads or one for each. Not checked on a GPU.
   TensorView k_scales, v_scales;
-  /// Only with an 8-bit q_dtype: real query = q_scale * stored query, as for keys. q_scales has one
-  /// factor for all kv heads, or one for each, which all of its query heads share.
+  /// Only with an 8-bit q_dtype: a query is q_scale * its stored number. q_scales has one factor
+  /// for all kv heads, or one for each, which all of its query heads share.
   float q_scale = 1.0F;
   TensorView q_scales;
   /// Only for a Plan with a variant: all tensors and scalars that its description names, in the
@@ -208,8 +211,8 @@ struct AttentionTensors {
 
 constexpr std::size_t kWorkspaceAlignment = 256;
 
-/// What run() and append_paged_kv() read from index tensors. Those that are not given are empty.
-/// Each lies on the Plan's device or in host memory.
+/// The index tensors of run() and append_paged_kv(). Tensors that are not given are empty. Each
+/// lies on the Plan's device or in host memory.
 struct DeviceData {
   TensorView block_table;  // as in AttentionTensors
   TensorView page_indptr;
@@ -219,8 +222,8 @@ struct DeviceData {
   int64_t num_pages = 0;    // pages of the cache, >= 0; not used for ragged k and v
 };
 
-/// A schedule and what is needed to run it. Use from one thread at a time; different Plans are
-/// independent. Movable, not copyable.
+/// Options, the kernels chosen for them, and the schedule of the last step. Use from one thread at
+/// a time; different Plans are independent. Movable, not copyable.
 class FLASHPLAN_API Plan {
  public:
   Plan() noexcept;
@@ -228,11 +231,12 @@ class FLASHPLAN_API Plan {
   Plan(Plan&&) noexcept;
   Plan& operator=(Plan&&) noexcept;
 
-  /// Checks the options, selects the kernels and allocates all that steps will need but the
-  /// workspace; for a GPU also device memory for the schedule, and pinned memory to copy it from.
-  /// Where batches of few query rows and batches of many rows are both within the bounds, a Plan
-  /// may have a kernel for each kind; plan() takes one of them, or on Hopper both for some batches.
-  /// Compiles the variant, if any, unless its code is in this process or in the cache on disk.
+  /// Checks the options, selects the kernels, and allocates all that later calls need, except for
+  /// the workspace. On a GPU this includes device memory for the schedule, and the pinned memory
+  /// from which the schedule is copied. Where batches of few query rows and batches of many rows
+  /// are both within the bounds, a Plan may have a kernel for each kind; plan() takes one of them,
+  /// or on Hopper both for some batches. Compiles the variant, if any, unless its code is in this
+  /// process or in the cache on disk.
   ///   kInvalidArgument  an option is out of range, workspace_bytes is below the minimum, or a
   ///                     variant does not compile
   ///   kUnsupported      no kernel for these options, or for this GPU, or no compiler for a variant
@@ -241,9 +245,9 @@ class FLASHPLAN_API Plan {
 
   /// Schedules one step (FlashInfer, Algorithm 1 and Appendix D, with the changes DESIGN.md
   /// gives). No allocation.
-  /// GPU: copies the schedule to the device on `stream`, asynchronously; give the stream of the
-  /// runs. There is no synchronisation, unless four earlier copies are still under way: then plan()
-  /// waits for the first of them. CPU: `stream` is ignored.
+  /// GPU: copies the schedule to the device on `stream`, asynchronously; `stream` should be that of
+  /// the runs. There is no synchronisation, unless four earlier copies are still under way: then
+  /// plan() waits for the first of them. CPU: `stream` is ignored.
   ///   kInvalidArgument  a length is out of range or over the bounds, or a stream of another device
   ///   kNotReady         `stream` is being captured
   ///   kCudaError        a call of CUDA failed, or work that was on the device
@@ -260,24 +264,24 @@ class FLASHPLAN_API Plan {
   ///   NaN or +inf. Logits are those after the softcap, which makes +-inf +-softcap.
   /// - A visible logit of -inf gives its key the weight 0. A row with no other logits is like a row
   ///   with no visible key, so lse = -inf always says that the weights of all keys are 0.
-  /// - A visible value of NaN makes its dim of o NaN, one of +-inf makes it +-inf, or NaN where the
-  ///   weight is too small for float32 or the infinities differ in sign.
+  /// - A visible value of NaN makes its dim of o NaN. One of +-inf makes its dim +-inf, or NaN if
+  ///   its weight is 0 in float32, or if infinities of both signs are added.
   /// - What a row does not see does not change it, with one exception: on a GPU a value of NaN or
   ///   infinity within kv_len makes its dim of o NaN also in rows of the request that do not see
-  ///   it, if they or rows beside them read it in the same step (128 rows, up to 128 keys).
+  ///   it, if their tile of 128 rows reads it as one of the up to 128 keys of a step.
   ///
   /// CPU: on the calling thread and the library's thread pool; returns when done.
   /// GPU: one launch on `stream`, or on Hopper two for some batches. plan() and run() calls of one
   /// Plan are executed in their order on the device, even on different streams. The stream of a
   /// plan() must exist until the next plan() on another stream, or until the Plan is destroyed:
-  /// both wait for it, and CUDA crashes on the handle of a stream that was destroyed. A graph
-  /// with captured runs refers to memory of the Plan and to its workspace: both must live as long
-  /// as the graph, and nothing notices a replay after they are gone. A run may be captured into a
-  /// graph and replayed for any later plan() with the same tensors. The caller orders each replay
-  /// after that plan(), most simply by using one stream. If the bounds allow prompts (max_qo_tokens
-  /// > max_batch_size), a captured run launches all kernels of the Plan, also one that has no work.
-  /// Otherwise it launches the kernel that the last plan() took, and every later plan() takes the
-  /// same one.
+  /// both wait for that stream, and CUDA crashes on the handle of a stream that was destroyed. A
+  /// graph with captured runs refers to memory of the Plan and to its workspace: both must live as
+  /// long as the graph, and nothing notices a replay after they are gone. A run may be captured
+  /// into a graph and replayed for any later plan() with the same tensors. The caller orders each
+  /// replay after that plan(), most simply by using one stream. If the bounds allow prompts
+  /// (max_qo_tokens > max_batch_size), a captured run launches all kernels of the Plan, also one
+  /// that has no work. Otherwise it launches the kernel that the last plan() took, and every later
+  /// plan() takes the same one.
   ///   kInvalidArgument, kInvalidType  a tensor does not fit the plan, or o or lse shares memory
   ///                                   with another argument; nothing was written
   ///   kNotReady                       there was no plan() yet; on the CPU, another run is using
@@ -301,16 +305,16 @@ class FLASHPLAN_API Plan {
 
   /// The options that create() was given, with every default filled in.
   const AttentionOptions& options() const noexcept;
-  /// The kernel that run() executes after the last plan(), such as "sm90_bf16_d128"; of two, the
-  /// one for requests of many query rows. Valid as long as the Plan.
+  /// The kernel that run() executes after the last plan(), such as "sm90_bf16_d128"; if run()
+  /// executes two, the one for requests of many query rows. Valid as long as the Plan.
   const char* kernel_name() const noexcept;
 
   /// The schedule of the last plan() for the kernel that kernel_name() names; before the first
   /// plan() it has no tiles.
   ScheduleView schedule() const noexcept;
 
-  /// A readable text about the last plan(): the kernel, why no other family's, and the schedule.
-  /// Empty if memory runs out.
+  /// A readable text about the last plan(): its kernel, why it has no kernel of another family, and
+  /// the schedule. Empty if memory runs out.
   std::string describe() const noexcept;
 
   /// The schedule as a small SVG picture: one line per queue, one box per work tile, an axis and a
@@ -323,7 +327,8 @@ class FLASHPLAN_API Plan {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Whether Plan::create() would find a kernel; the message says what is missing.
+/// Whether Plan::create() would find a kernel, and a compiler if the options need one. The message
+/// says what is missing.
 FLASHPLAN_API Status is_supported(const AttentionOptions& options) noexcept;
 
 /// Bytes of workspace that a Plan with these options uses; options.workspace_bytes is ignored. The

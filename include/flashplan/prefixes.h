@@ -22,8 +22,8 @@ struct HostPageTable {
 /// Finds neighbouring requests whose page tables begin with the same pages, and writes a row
 /// {first_request, num_requests, num_tokens} of Batch::shared_prefixes for each such prefix, outer
 /// prefixes before those inside them. A prefix ends at the latest where the new tokens of one of
-/// its requests begin. Reads qo_indptr, kv_lens and batch_size of `batch`, and of each table row
-/// only what it has in common with the row before, and one more id. No allocation.
+/// its requests begin. Reads qo_indptr, kv_lens and batch_size of `batch`. Of each row of the table
+/// it reads only the ids that it has in common with the row before, and one more. No allocation.
 ///
 /// `groups`: room for batch_size - 1 rows of three; `num_groups`: how many rows were written.
 ///   kInvalidArgument, kInvalidType  a length is out of range, page_size < 1, or a table is

@@ -27,16 +27,17 @@ struct Rope {
   bool interleaved = false;  // pairs are dims (2 i, 2 i + 1) instead of (i, i + rotary_dim / 2)
   RopeScaling scaling = RopeScaling::kLinear;
   double original_length = 8192;  // positions that the model was first trained on; > 0
-  // kLlama3: wavelengths above original_length / low_freq_factor are scaled, those below
-  // original_length / high_freq_factor are not; low_freq_factor < high_freq_factor.
+  // kLlama3: frequencies with wavelengths above original_length / low_freq_factor positions are
+  // divided by `scale`, those with wavelengths below original_length / high_freq_factor are not;
+  // low_freq_factor < high_freq_factor.
   double low_freq_factor = 1.0;
   double high_freq_factor = 4.0;
-  // kYarn: dims of fewer rotations than beta_slow are scaled, those of more than beta_fast are not;
-  // beta_slow < beta_fast.
+  // kYarn: frequencies of fewer than beta_slow rotations in original_length positions are divided
+  // by `scale`, those of more than beta_fast are not; beta_slow < beta_fast.
   double beta_fast = 32.0;
   double beta_slow = 1.0;
-  // With kYarn: whether the numbers of the dims that make beta_fast and beta_slow rotations are
-  // rounded to integers.
+  // With kYarn: whether the dim numbers at which there are beta_fast and beta_slow rotations, which
+  // are fractions, are rounded to integers, the first one down and the second one up.
   bool truncate = true;
   /// With kYarn or given frequencies: multiplies cosines and sines; a normal float32 > 0. 0 stands
   /// for 1 + ln(scale) / 10 with kYarn and scale > 1, else for 1.
@@ -52,9 +53,10 @@ struct Rope {
 struct RopeScales {
   float q_scale = 1.0F;
   float k_scale = 1.0F;
-  /// [1] or [num_kv_heads] float32, on the device of q, or empty: one factor for all kv heads or
-  /// for each, by which q_scale and k_scale are multiplied. With several q_scales num_kv_heads
-  /// divides num_qo_heads: neighbouring heads of q belong to one kv head. Not checked on a GPU.
+  /// [1] or [num_kv_heads] float32, on the device of q, or empty: factors by which q_scale and
+  /// k_scale are multiplied, one for all kv heads or one for each. With several q_scales
+  /// num_kv_heads divides num_qo_heads: neighbouring heads of q belong to one kv head. Not checked
+  /// on a GPU.
   TensorView q_scales, k_scales;
 };
 
@@ -62,7 +64,7 @@ struct RopeScales {
 /// float16 or bfloat16, one dtype, any strides) by `positions` [tokens] int32 or int64, in float32.
 /// Results are shaped like q and k. They have the dtype of q, and may be q and k; or both are
 /// float8_e4m3fn or float8_e5m2, with the bits that quantize_fp8() gives for the rotated q and k
-/// and these scales. Angles are accurate to 1e-4 radians for positions from -2^40 to 2^40 and
+/// with `scales`. Angles are accurate to 1e-4 radians for positions from -2^40 to 2^40 and
 /// frequencies up to 1. Other positions are refused on the CPU. On CUDA they are not checked, and
 /// are rotated by wrong angles.
 ///

@@ -22,8 +22,8 @@ FLASHPLAN_API int32_t num_threads() noexcept;
 /// The version of the library that is loaded, such as "0.1.0".
 FLASHPLAN_API const char* version() noexcept;
 
-/// Version, kernels and threads of the CPU; for CUDA the architectures and kernels compiled in and
-/// the devices found. One `key: value` per line.
+/// Describes the build and the machine: the version, the CPU's kernels and threads, and for CUDA
+/// the compiled architectures and kernels and the devices found. One `key: value` per line.
 FLASHPLAN_API std::string show_config() noexcept;
 
 }  // namespace flashplan

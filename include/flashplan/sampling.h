@@ -44,7 +44,8 @@ struct SampleOptions {
   TensorView seeds;    // int64 [batch], or [1]: one seed for all, in memory of the device
   int64_t offset = 0;  // give each token of a request another offset
   TensorView offsets;  // int64 [batch] or [1]
-  /// `logits` holds probabilities; temperature and logit_bias must be left as they are.
+  /// `logits` holds probabilities. The temperature must then be 1 or 0 for all requests, and there
+  /// must be no logit_bias.
   bool from_probs = false;
   TensorView logit_bias;  // float32 [vocab] or of logits' shape, added to the logits; or empty
   /// All filters look at the distribution of the whole row, and a token is kept if each keeps it:
@@ -121,8 +122,8 @@ FLASHPLAN_API Status top_k_mask(const TensorView& logits, int32_t top_k, const T
 /// Computes out = softmax(logits / temperature) of each row of [batch, vocab]. out is float32 or
 /// has logits' dtype, and may be logits. The temperature is a finite number > 0, or one for each
 /// request in `temperatures` [batch] float32. A row with NaN or +inf, or with nothing but -inf,
-/// becomes NaN. A logit weighs 0 if its difference from the row's largest one overflows float32, as
-/// that of 3e38 and -3e38.
+/// becomes NaN. A logit gets the probability 0 if its difference from the row's largest one
+/// overflows float32, as for -3e38 and 3e38.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 ///   kInvalidArgument, kInvalidType  a tensor is malformed, or out shares memory with another

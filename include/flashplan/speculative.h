@@ -44,11 +44,12 @@ struct VerifyOutputs {
 };
 
 /// Accepts drafts so that the tokens are distributed exactly as the large model's (Leviathan et
-/// al., 2023; trees as in SpecInfer, Miao et al., 2024). A draft x, drawn from q, is accepted with
-/// probability min(1, p(x) / q(x)). If it is not accepted, p becomes max(p - q, 0), normalised, and
-/// the next draft with the same parent is tried. If there is none, a token is drawn from p.
-/// Probabilities are used as they are given, so the rounding of 16-bit ones affects the result. The
-/// same arguments give the same tokens on every device, in any batch.
+/// al., 2023; trees as in SpecInfer, Miao et al., 2024). Let p be the large model's distribution. A
+/// draft x, drawn from the distribution q, is accepted with probability min(1, p(x) / q(x)). If it
+/// is not accepted, p becomes max(p - q, 0), normalised, and the next draft with the same parent is
+/// tried. If there is none, a token is drawn from p. Probabilities are used as they are given, so
+/// the rounding of 16-bit ones affects the result. The same arguments give the same tokens on every
+/// device, in any batch.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 /// A request with an error gets tokens and nodes of -1, and accepts no draft; on the CPU such a

@@ -29,7 +29,8 @@ enum class DType : int32_t {
   kFp8DsMla,
 };
 
-/// Bytes of a key in an fp8_ds_mla cache, and its dims: those with scales, and all.
+/// A key in an fp8_ds_mla cache has so many bytes, so many dims with scales, and so many dims in
+/// all.
 constexpr int32_t kDsMlaBytes = 656;
 constexpr int32_t kDsMlaScaledDims = 512;
 constexpr int32_t kDsMlaDims = 576;

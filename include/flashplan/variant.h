@@ -43,12 +43,12 @@ struct VariantScalar {
 ///   output          x: one element of o, scaled. Positions: request, token, head, dim. Returns the
 ///                   element.
 ///
-/// `query`, `key` and `token` are positions in the cache: that of query i of a request is kv_len -
+/// `query`, `key` and `token` are positions in the sequence of the request: query i is at kv_len -
 /// qo_len + i, with the real kv_len. The bodies query, key, value and logits may also be called for
 /// masked elements, so they must return for any number that is stored there.
 ///
-/// exp, exp2, log, log2, tanh, sqrt, rsqrt, pow, sin, cos, erf, floor, ceil, abs, min, max and
-/// infinity() work on every device.
+/// Bodies may call exp, exp2, log, log2, tanh, sqrt, rsqrt, pow, sin, cos, erf, floor, ceil, abs,
+/// min, max and infinity() on every device.
 struct VariantDescription {
   const char* name = nullptr;  // an identifier; errors of the compiler are at "<name>.<body>:line"
   const char* query = nullptr;
