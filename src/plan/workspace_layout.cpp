@@ -58,7 +58,8 @@ int32_t wanted_slots(const AttentionOptions& options, const KernelChoice& choice
     if (options.batch_invariant) return 0;  // nothing is cut
     int32_t for_cuts = choice.num_ctas * kTuning.slots_per_queue;
     if (!shares_prefixes(options, choice)) return for_cuts;
-    // Prefixes that come first in the queues are cut into about one piece for each queue.
+    // Prefixes that come first in the queues are cut into about one piece for each queue, and each
+    // piece takes a slot.
     if (choice.kernel.tuning.item_steps > 0) for_cuts += choice.num_ctas;
     const int64_t rows = kTuning.states_of_row * options.max_batch_size * options.num_qo_heads;
     return for_cuts + ceil_divide(static_cast<int32_t>(std::min(rows, kTuning.most_state_rows)),
@@ -87,7 +88,8 @@ WorkspaceLayout layout_workspace(const AttentionOptions& options, const KernelCh
   }
   const std::size_t without_slots = place(options, choice, 0, 0).total;
   const std::size_t with_one = place(options, choice, 1, 0).total;
-  // Only areas of slots grow with them, and each is rounded up: n slots take n * per_slot at most.
+  // Only the two buffers of partial results grow with the slots. Their sizes are rounded up, so n
+  // slots take at most n * per_slot bytes.
   const std::size_t per_slot = with_one - without_slots;
   const std::size_t room = *limit > without_slots ? *limit - without_slots : 0;
   return place(options, choice,

@@ -11,11 +11,12 @@
 
 namespace flashplan {
 
-/// Offsets in bytes from the start of the workspace. On the CPU head_dim_vo is the option, on a GPU
-/// the head dim that the kernel was compiled for.
+/// Offsets in bytes from the start of the workspace, with the shapes of the buffers there. In these
+/// shapes head_dim_vo is the option on the CPU, and on a GPU the head dim that the kernel was
+/// compiled for.
 struct WorkspaceLayout {
-  std::size_t arrivals = 0;     // [merges] Arrivals (cpu)
-  std::size_t scratch = 0;      // [num_ctas, scratch_bytes]: private to a worker or queue
+  std::size_t arrivals = 0;     // [merges] Arrivals, on the CPU only
+  std::size_t scratch = 0;      // [num_ctas, scratch_bytes]: of each CPU worker or GPU queue
   std::size_t partial_o = 0;    // [max_partial_slots, tile_q, head_dim_vo] float32
   std::size_t partial_lse = 0;  // [max_partial_slots, tile_q] float32
   // Memory for prepared keys and values:

@@ -10,13 +10,13 @@ struct WorkspaceTuning {
   // Slots for partial results: each queue ends in at most one cut, and a cut makes two partial
   // results (Appendix D.3 of FlashInfer's paper).
   int32_t slots_per_queue = 2;
-  // Partial rows for each row of a request that shares prefixes: its own, and those of three
-  // prefixes; at most most_state_rows together. If requests read more prefixes, the planner shares
-  // fewer and cuts fewer tiles.
+  // The partial rows that each row of a request that shares prefixes may have: one for the
+  // request's own keys, and one for each of three prefixes. All requests together have room for
+  // most_state_rows. If they read more prefixes, the planner shares fewer and cuts fewer tiles.
   int64_t states_of_row = 4;
   int64_t most_state_rows = 1 << 20;
-  // Batch-invariant plans may write a state for each chunk of keys. For each queue there are slots
-  // for the chunks of this number of keys of one head. Requests of few rows have smaller chunks,
+  // Batch-invariant plans may write a state for each chunk of keys. Each queue has slots for the
+  // chunks of chunked_keys_per_queue keys of one head. Requests of few rows have smaller chunks,
   // several of which lie in one slot.
   int32_t chunked_keys_per_queue = 16384;
 

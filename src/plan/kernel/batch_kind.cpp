@@ -14,8 +14,8 @@ int32_t group_size(const AttentionOptions& options) {
   return options.num_qo_heads / options.num_kv_heads;
 }
 
-/// Whether the kernel for many rows may be the faster one for decodes below shared prefixes. It is
-/// not where TMA boxes can not bring the pages, because it then copies keys row by row.
+/// Whether the kernel for many rows may be the faster one for decodes that read shared prefixes. It
+/// is slower if pages do not consist of whole TMA boxes, because it then copies keys row by row.
 bool can_gain_by_prefixes(const AttentionOptions& options) {
   return options.page_size > 0 && has_boxes(options) && may_share_prefixes(options);
 }

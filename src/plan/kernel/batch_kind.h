@@ -41,14 +41,14 @@ BatchKind kind_of(const Batch& batch, const AttentionOptions& options) noexcept;
 /// Whether each request of a plan with two kernels runs on the kernel for its own number of rows,
 /// so that a batch may take both. Batch-invariant plans do this, because the kernel of a request
 /// must not depend on other requests. So do plans for prompts over 8-bit caches, because the kernel
-/// for many rows would widen the keys of each decode in shared memory, which takes longer than a
-/// second launch. In other plans all requests of a batch run on one kernel.
+/// for many rows would have to widen the keys of each decode in shared memory, which takes longer
+/// than launching a second kernel. In other plans all requests of a batch run on one kernel.
 bool divides_batches(const AttentionOptions& options) noexcept;
 
 /// Whether a batch of few rows shares so many keys that the kernel for many rows may be faster: the
-/// rows of all requests below a prefix fill the large tiles of that kernel. The caller then makes
-/// its schedule, and Scheduler::gains_by_prefixes() decides. `num_shared_keys`: how many fewer keys
-/// are read if each prefix is read once. `num_processors`: SMs of the GPU.
+/// rows of all requests that read a prefix fill the large tiles of that kernel. The caller then
+/// makes a schedule for that kernel, and Scheduler::gains_by_prefixes() decides. `num_shared_keys`:
+/// how many fewer keys are read if each prefix is read once. `num_processors`: SMs of the GPU.
 bool may_gain_by_prefixes(const Batch& batch, const AttentionOptions& options,
                           int64_t num_shared_keys, int32_t num_processors) noexcept;
 

@@ -37,7 +37,8 @@ enum class Axis : int32_t {
 };
 
 /// The kinds of batches that kernels are made for. With few packed query rows in each request a
-/// kernel waits for memory; with tiles of many rows, of prompts or of shared prefixes, it computes.
+/// kernel is bound by memory. With tiles of many rows, as prompts and shared prefixes have, it is
+/// bound by arithmetic.
 enum class BatchKind : int32_t { kFewRows, kManyRows };
 
 /// Kernels that are compiled from the same code, for different dtypes and head dims.
@@ -78,15 +79,15 @@ struct KernelBody {
 struct KernelGeometry {
   int32_t tile_q = 0;                     // packed query rows of the largest tile
   int32_t tile_kv = 0;                    // keys of a step
-  int32_t paired_dims = 0;                // head dim with which decodes read two kv heads at a time
+  int32_t paired_dims = 0;                // head dim for which decodes read two kv heads at a time
   std::array<KernelBody, 3> bodies = {};  // in the order of their rows; unused ones are empty
   int32_t queues_per_processor = 0;       // CTAs that an SM holds; on the CPU queues per core
-  int32_t ctas_of_queue = 1;              // CTAs that compute its work tiles together, a cluster
+  int32_t ctas_of_queue = 1;              // CTAs of the cluster that runs one queue
   int32_t threads = 0;                    // threads of a CTA
   int32_t smem_bytes = 0;                 // dynamic shared memory of a CTA
   bool uses_tensor_maps = false;          // reads AttentionParams::maps
   bool gathers = false;                   // copies keys and values row by row
-  bool prepares_some = false;             // some requests of a batch may be prepared, others not
+  bool prepares_some = false;             // keys may be prepared for some requests of a batch only
   int32_t prepared_key_bytes = 0;         // bytes of a prepared tile of keys; 0: there is none
   int32_t prepared_value_bytes = 0;       // bytes of a prepared tile of values; 0: none
 
@@ -154,8 +155,8 @@ struct ArchitectureNames {
 };
 ArchitectureNames architectures_of(std::span<const Kernel> kernels) noexcept;
 
-/// The first of the axes kSharedKv to kSoftcap along which `kernel` does not serve `options`, or
-/// kNone. KernelFamily::first_unserved compares further axes.
+/// The first axis, from kSharedKv to kSoftcap, along which `kernel` does not serve `options`, or
+/// kNone. KernelFamily::first_unserved may compare further axes.
 Axis first_unserved_axis(const Kernel& kernel, const AttentionOptions& options) noexcept;
 /// Whether the kernel reads kv heads two at a time in decodes. Plans with a variant, a rotation, a
 /// mask of bits or batch invariance use code that does not.

@@ -138,8 +138,9 @@ Text asked(const AttentionOptions& o, Axis axis, const char** argument) {
   return asked;
 }
 
-/// The error for options that no kernel serves. `axis`: where the nearest kernels fail, those that
-/// match at all earlier axes. The message lists the values that these kernels have there.
+/// The error for options that no kernel serves. `axis`: the last axis at which a kernel fails. The
+/// kernels that fail there match the options at all earlier axes, and the message lists their
+/// values at `axis`.
 Status unserved(const AttentionOptions& o, const DeviceLimits& device, Axis axis) {
   List offers;
   for (const Kernel& kernel : device.kernels) {

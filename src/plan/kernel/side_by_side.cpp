@@ -24,8 +24,9 @@ int32_t processors_for_many_rows(const Batch& batch, const AttentionOptions& opt
                                  int32_t tile_q, int32_t num_processors) noexcept {
   const int32_t group_size = options.num_qo_heads / options.num_kv_heads;
   const int32_t most_few = most_few_queries(options);
-  // The work for one kv head and one dim of keys and values: what requests of many rows multiply,
-  // padded to whole row tiles, and what requests of few rows read.
+  // The work for one kv head and one dim of keys and values: `products` counts the multiplications
+  // of requests of many rows, whose rows are padded to whole row tiles; `numbers` counts the
+  // elements that requests of few rows read.
   double products = 0;
   double numbers = 0;
   for (int32_t r = 0; r < batch.batch_size; ++r) {

@@ -20,7 +20,8 @@ KernelTuning sm80_tuning(int32_t tile_kv) noexcept {
   // - merge: merging a decode of four rows with its prefixes takes 2.6 us, mostly memory latency.
   // - cached: a step of decodes takes 2.1 us if its keys come from memory, and 1.0 us if they come
   //   from L2, because other decodes read them too.
-  // - chunk_kv: the state of 128 rows takes as long to write and read as 128 keys.
+  // - chunk_kv: writing and reading the state of 128 rows takes as long as reading 128 keys, which
+  //   is 3 % of a chunk.
   // - few_rows_chunk_kv: one decode of 8192 keys and 8 kv heads needs about 128 chunks to keep the
   //   memory of an H200 busy; the end of a chunk of few rows takes 0.9 us (docs/tuning/planner.md).
   const int32_t shorter = std::max(64 / tile_kv, 1);
@@ -51,9 +52,9 @@ KernelTuning sm90_tuning(int32_t tile_kv, bool gathers, bool widens) noexcept {
   // - gathers: kernels that gather rows take 3100 for a step, and 4700 for start and end. The
   //   planner uses 2500 and 3200 for them, too: with 3100 and 4700 some batches ran slower and none
   //   ran faster (docs/tuning/planner.md).
-  // - is_wide: kernels for 256 dims have steps of 80 keys, and shared memory for the queries of one
-  //   tile. The next tile's queries are loaded only when a tile has ended, so start and end take as
-  //   long as three steps.
+  // - is_wide: kernels for 256 dims have steps of 80 keys, and shared memory for the queries of
+  //   only one tile. So the next tile's queries are loaded when a tile has ended, and start and end
+  //   take as long as three steps.
   // - merge, share: at the end of a queue, eight warps merge its requests with their prefixes. The
   //   costs of this and of sharing were fitted to the times of trees of prefixes.
   // - cached: a step of decodes takes 700 less if its keys come from L2, because other decodes read
@@ -81,8 +82,8 @@ KernelTuning sm90_tuning(int32_t tile_kv, bool gathers, bool widens) noexcept {
 }
 
 KernelTuning sm90_mla_tuning() noexcept {
-  // The unit of cost is a clock. The costs are computed, not measured. A step is 64 keys, each of
-  // which takes the tensor cores 34 clocks, and there are waits that overlap only in part. The
+  // The unit of cost is a clock. The costs are computed, not measured. A step is 64 keys. Each key
+  // takes the tensor cores 34 clocks; the rest of the cost is waits that overlap only in part. The
   // queries of a tile (72 KB) are loaded only when the tile before has ended, which takes as long
   // as two steps. A partial result of 64 rows is 128 KB, written and read at 32 bytes per clock.
   return {.cost = {.tile = 5000,
@@ -105,8 +106,8 @@ KernelTuning sm90_mla_tuning() noexcept {
 }
 
 KernelTuning sm90_mla_pairs_tuning() noexcept {
-  // Both CTAs of a pair take as long for their half of the rows as a CTA of sm90_mla for a tile, so
-  // a row costs half as much.
+  // The two CTAs of a pair work at the same time, each on half of the rows of a tile. Each takes as
+  // long for its half as a CTA of sm90_mla takes for a whole tile, so a row costs half as much.
   KernelTuning tuning = sm90_mla_tuning();
   tuning.cost.split_row /= 2;
   tuning.cost.write_row /= 2;
@@ -117,8 +118,9 @@ KernelTuning sm90_mla_pairs_tuning() noexcept {
 
 KernelTuning sm90_wide_tuning() noexcept {
   // The unit of cost is a clock. The costs are computed, not measured. A step of 64 keys keeps the
-  // tensor cores busy for 2048 clocks and shared memory for 2600. Because each also waits for the
-  // other, a step takes 3500 (docs/tuning/sm90-wide.md). Other costs are those of sm90_mla.
+  // tensor cores busy for 2048 clocks and shared memory for 2600. Tensor cores and shared memory
+  // also wait for one another, so a step takes 3500 (docs/tuning/sm90-wide.md). Other costs are
+  // those of sm90_mla.
   KernelTuning tuning = sm90_mla_tuning();
   tuning.cost.step = 3500;
   tuning.chunk_kv = 0;

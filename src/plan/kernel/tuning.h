@@ -12,11 +12,11 @@ namespace flashplan {
 struct KernelTuning {
   CostModel cost;
   int32_t item_steps = 0;     // steps of an item; 0: all heads of a row tile stay together
-  int32_t uncut_part = 0;     // > 0: queues may exceed their share by 1 / uncut_part uncut
+  int32_t uncut_part = 0;     // > 0: queues may exceed their share by 1 / uncut_part before a cut
   int32_t prepare_reads = 0;  // row tiles that must read a key for it to be worth preparing
   // Keys of a state in batch-invariant mode: tile_kv times a power of two; 0: no row tile is cut.
   int32_t chunk_kv = 0;
-  int32_t few_rows_chunk_kv = 0;  // chunk_kv for requests of few rows; 0: chunk_kv holds for them
+  int32_t few_rows_chunk_kv = 0;  // chunk_kv for requests of few rows; 0: chunk_kv, as for others
 
   friend bool operator==(const KernelTuning&, const KernelTuning&) = default;
 };
@@ -33,8 +33,8 @@ struct BatchTuning {
   /// Decodes try the kernel for many rows only if sharing saves them at least least_shared_keys
   /// keys of a head for each SM, and at least 1 / least_shared_part of all keys. With that kernel,
   /// a tree of prefixes that saves 900 keys for each SM takes 7 % longer, and one that saves 1,700
-  /// takes 17 % less time (H100). Of 64 trees on an H200, none became faster that saves less than
-  /// this part of all keys.
+  /// takes 17 % less time (H100). Of 64 trees on an H200, none that saves less than 1 /
+  /// least_shared_part of all keys became faster.
   int64_t least_shared_keys = 1500;
   int64_t least_shared_part = 8;
 };
@@ -42,12 +42,14 @@ inline constexpr BatchTuning kBatchTuning;
 
 /// What an SM does in a clock while the kernels for many and for few rows run side by side.
 struct SideBySideTuning {
-  /// The rate for prompts. An H200 has 132 SMs at 1.755 GHz, which reach 680 TFLOP/s together.
+  /// Floating-point operations of an SM for prompts. The 132 SMs of an H200, at 1.755 GHz, reach
+  /// 680 TFLOP/s together.
   double flops_per_clock = 2900;
   /// Bytes of 16-bit keys and values that an SM reads from the L2 cache for decodes, while other
   /// SMs compute prompts.
   double bytes_per_clock = 29;
-  /// Bytes of 8-bit keys and values that an SM reads and widens for decodes meanwhile.
+  /// Bytes of 8-bit keys and values that an SM reads and widens for decodes, while other SMs
+  /// compute prompts.
   double narrow_bytes_per_clock = 23;
 };
 inline constexpr SideBySideTuning kSideBySideTuning;

@@ -10,9 +10,10 @@
 
 namespace flashplan {
 
-/// Sorts things by cost class, the largest first. The caller calls add() with the class of each,
-/// then start(), then place() for each, which returns its place in the order. There are eight
-/// classes for each power of two, which is fine enough where the longest work is placed first.
+/// Sorts row tiles or items by cost class, those of the largest costs first. The caller calls add()
+/// with the class of each element, then start(), then place() for each element, which returns its
+/// place in the order. There are eight classes for each power of two, which is fine enough where
+/// the longest work is placed first.
 class CostClasses {
  public:
   static constexpr uint16_t kLast = 48 * 8;  // the class that comes last, which no cost has

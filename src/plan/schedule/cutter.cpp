@@ -41,8 +41,8 @@ void Cutter::start(int64_t capacity, int64_t* loads, int32_t heads_at_once) {
 }
 
 /// The state of lay(). It is a local object, which the compiler keeps in registers as long as all
-/// functions that use it are inlined. Members of Cutter would be read again from memory after every
-/// piece that is written.
+/// functions that use it are inlined. Members of Cutter would be read from memory again after every
+/// piece that is written, since the write might have changed them.
 struct Cutter::Position {
   explicit Position(Cutter& cutter)
       : tile_q(cutter.shape_.tile_q),
@@ -138,7 +138,7 @@ struct Cutter::Position {
 };
 
 /// Puts the heads of one item into queues, cut where a queue is full. `kChunked`: for
-/// batch-invariant plans, which have a state for each granule.
+/// batch-invariant plans, which have a state for each granule, a chunk of keys.
 template <bool kChunked>
 class Cutter::ItemCuts {
  public:

@@ -31,9 +31,10 @@ class Cutter {
   /// Leaves all queues but the first `num_queues` empty, from the next start() on.
   void take_queues(int32_t num_queues) noexcept { shape_.num_ctas = num_queues; }
 
-  /// Begins a batch. The merges of its sharers are written already; merges of other heads that are
-  /// cut will be written before them, from the last to the first. Unless `cuts_always` is true, a
-  /// head is cut only if the work that moves to the next queue is more than the cut costs.
+  /// Begins a batch. The merges of requests and prefixes that share keys, `sharing`, are written
+  /// already. The merges of other heads that are cut will be written in front of these, from the
+  /// back to the front. Unless `cuts_always` is true, a head is cut only if the work that moves to
+  /// the next queue is more than the cut costs.
   void begin(const Segment* segments, const SharingMerges& sharing, bool cuts_always);
   /// Starts with the first queue, and forgets all cuts. `loads` is the predicted cost of what each
   /// queue has already. Queues are filled up to `capacity`; the last one takes what is left over.
@@ -48,8 +49,8 @@ class Cutter {
     const int32_t* ends = piece_ends_.data() + cta;
     return {pieces_.data() + ends[0], pieces_.data() + ends[1]};
   }
-  /// The smallest number of a merge of the batch. Merges are numbered from the end of their memory
-  /// down.
+  /// The smallest number that a merge of the batch has. Merges are numbered from the end of their
+  /// memory down.
   int32_t first_merge() const { return first_merge_; }
   int32_t num_partial_rows() const {
     return sharing_.num_partial_rows + num_slots_ * shape_.tile_q;

@@ -281,7 +281,7 @@ void PrefixTree::share(const Run& run, int32_t end) {
   cached_cost_ += cached;
 }
 
-/// Counts the requests that have rows.
+/// Counts for each request the earlier requests that have rows.
 void PrefixTree::count_readers(const Batch& batch) {
   int32_t* const readers_before = readers_before_.data();
   int32_t count = 0;

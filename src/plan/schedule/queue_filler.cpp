@@ -94,8 +94,8 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
   const bool may_exceed = in_groups && shape_.uncut_part > 0;
   deal_items(share, share - (may_exceed ? share / shape_.uncut_part : 0));
   // The cost that cuts add is known only after the cuts are made, so several capacities are tried.
-  // If the work does not fit, the next capacity is larger by a little more than what was missing,
-  // by at least a part of the slack so far and by at most all of it, which keeps the tries few and
+  // If the work does not fit, the slack grows by a little more than what was missing. It grows at
+  // least by a part of itself, which keeps the tries few, and about doubles at most, which keeps
   // the slack small.
   const int64_t least_part =
       tiles.queues_wait ? kTuning.least_growth_part_of_waiting : kTuning.least_growth_part;
@@ -152,7 +152,7 @@ void QueueFiller::fill_uncut(int64_t share) {
 /// succeeded. Slacks up to `too_little` have failed (0: none has). This matters where queues have
 /// few steps: a request of 16 steps is then cut into pieces of 8 and 8 steps instead of 9 and 7. If
 /// a batch has prompts and decodes, the slack of the first try is large, so more slacks are tried,
-/// but none below the cost of cutting a full row tile.
+/// as long as they can shorten the longest queue by more than the cost of cutting a full row tile.
 void QueueFiller::reduce_slack(int64_t share, int64_t too_little, int64_t enough) {
   constexpr ScheduleTuning kTuning = kScheduleTuning;
   const bool has_prompts = !tiles_->groups.empty();
@@ -212,9 +212,9 @@ class QueueFiller::Dealer {
 
   /// Begins to deal a group of `count` row tiles. If the group has few row tiles, every second
   /// round begins one queue later. Without this, if twice the number of queues is a multiple of
-  /// `count`, each queue would get the same two lengths again and again: one queue tiles of one and
-  /// four steps, another one tiles of two and three. Their sums are equal in the model, but the
-  /// model's errors for each length would add up.
+  /// `count`, each queue would get tiles of the same two lengths again and again: for example, one
+  /// queue tiles of one and four steps, another one tiles of two and three steps. Their sums are
+  /// equal in the model, but the model's errors for each length would add up.
   void begin_group(int32_t count) { moves_on_ = count <= kScheduleTuning.few_row_tiles; }
 
   int32_t num_dealt() const { return static_cast<int32_t>(dealt_ - filler_.dealt_.data()); }
@@ -285,8 +285,9 @@ void QueueFiller::sort_left_items() {
   num_sorted_ = num_left_;
 }
 
-/// Gives sorted items from number `first` on to the least loaded CTAs, longest first. Items that do
-/// not fit are left to be split, and splitting costs less for short items, which have fewer rows.
+/// Gives sorted items from number `first` on to the least loaded CTAs. Items that do not fit are
+/// left to be cut. The longest items are placed first, so that those left are short: they have
+/// fewer rows, so cutting them costs less.
 void QueueFiller::place_whole(int32_t first, int64_t capacity) {
   int64_t* loads = loads_.data();
   const auto is_lighter = [&](int32_t a, int32_t b) {
@@ -352,7 +353,8 @@ int64_t QueueFiller::first_slack(int64_t share) const {
     return shape_.uncut_part > 0 ? std::max(least, share / shape_.uncut_part) : least;
   }
   // Without groups most queues will have a cut at both ends, which add one more tile, half a
-  // granule on average and two splits. To save a second try, twice slack_part is allowed.
+  // granule on average and two splits. To save a second try, up to twice share / slack_part is
+  // allowed.
   const int64_t of_both_ends = tile + granule / 2 + 2 * split;
   return std::max(least, std::min(of_both_ends, 2 * share / kTuning.slack_part));
 }

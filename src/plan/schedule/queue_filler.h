@@ -88,8 +88,8 @@ class QueueFiller {
   std::span<const int64_t> loads_before_;
   int32_t heads_at_once_ = 1;
   Cutter cutter_;
-  // These vectors have the size that the bounds need, and are used up to the counts below: the
-  // check in push_back() would take as long as the work.
+  // These vectors have the size that the bounds need, and the counts below say how much of them is
+  // used. They do not grow by push_back(), whose check would take as long as the work itself.
   std::vector<Item> dealt_;          // items that were dealt, then those that place_whole() placed
   std::vector<Item> left_;           // items that were not placed as a whole, and are cut
   std::vector<Item> sorted_;         // items that were not dealt, longest first

@@ -71,7 +71,8 @@ void RowTiles::reserve(const ScheduleShape& shape, int32_t max_requests, int32_t
 }
 
 /// The state of collect(). It is a local object, which the compiler keeps in registers. Members of
-/// RowTiles would be read again from memory after every tile that is written.
+/// RowTiles would be read from memory again after every tile that is written, since the write might
+/// have changed them.
 class RowTiles::Collector {
  public:
   explicit Collector(RowTiles& row_tiles)
@@ -115,8 +116,8 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
   write_segments(batch, shape_.paged, segments);
   const ScheduleShape shape = shape_;
   const bool shares = !prefixes.empty();
-  // Without a window or ranges, the last query of a request sees all keys of the request, so they
-  // need not be computed.
+  // Without a window or ranges, the last query of a request sees all keys of the request, so
+  // visible_keys() need not be called.
   const bool hides_keys = shape.mask.window_left >= 0 || batch.key_ranges != nullptr;
   classes_.clear();
   num_groups_ = 0;

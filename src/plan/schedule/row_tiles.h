@@ -93,8 +93,8 @@ class RowTiles {
 
   ScheduleShape shape_;
   std::vector<RowCosts> costs_;
-  // These vectors have the size that the bounds need, and are used up to the counts below: the
-  // check in push_back() would take as long as the work.
+  // These vectors have the size that the bounds need, and the counts below say how much of them is
+  // used. They do not grow by push_back(), whose check would take as long as the work itself.
   std::vector<RowTile> tiles_;
   std::vector<RowTileGroup> groups_;
   std::vector<int32_t> order_;

@@ -15,8 +15,8 @@ namespace {
 /// last piece of the queue, come first: their merges then overlap with the other work tiles. Leaves
 /// room for the queue's whole items, before or after the other pieces. next_whole[cta] is the
 /// number of these items, and is replaced by the index of the first one in `tiles`. Returns the
-/// index after the queue. It is inlined to save a call for each queue,
-/// since a queue has few pieces.
+/// index after the queue. It is inlined to save a call for each queue, since a queue has few
+/// pieces.
 [[gnu::always_inline]] inline int32_t write_pieces(const QueueFiller& filler, int32_t cta,
                                                    bool whole_first, int32_t* next_whole,
                                                    int32_t next, WorkTile* tiles) {
@@ -172,13 +172,13 @@ void Scheduler::divide() {
   std::fill(schedule_.cta_cost.begin() + shape_.num_ctas, schedule_.cta_cost.end(), 0);
 }
 
-/// The largest cost of prefixes in a queue, or 0 to divide prefixes evenly among all queues. An
-/// even division cuts short prefixes into many pieces. Each piece has a fixed cost, and its partial
-/// results are merged with all requests of the prefix. So where requests are merged at the ends of
-/// queues, the longest prefix is cut into equal pieces of at most ScheduleTuning::prefix_steps, and
-/// no queue gets more than the cost of one such piece. Requests fill the queues up. A piece is a
-/// small part of a queue, so that prefixes are complete before requests are merged, even where the
-/// model is wrong.
+/// The largest cost of prefixes that a queue may get, or 0 to divide prefixes evenly among all
+/// queues. An even division cuts short prefixes into many pieces. Each piece has a fixed cost, and
+/// its partial results are merged with all requests of the prefix. So where requests are merged at
+/// the ends of queues, the longest prefix is cut into equal pieces of at most
+/// ScheduleTuning::prefix_steps, and no queue gets more than the cost of one such piece. Requests
+/// fill the queues up. A piece is a small part of a queue, so that prefixes are complete before
+/// requests are merged, even where the model is wrong.
 int64_t Scheduler::capacity_of_prefixes() const {
   constexpr ScheduleTuning kTuning = kScheduleTuning;
   if (!shape_.merges_readers_last) return 0;
@@ -231,7 +231,7 @@ int64_t Scheduler::modelled_time() const {
 template <class Selects>
 void Scheduler::write_whole(std::span<const Item> items, int32_t* next_whole,
                             Selects selects) const {
-  // These are local variables, because members would be read again from memory after every tile
+  // These are local variables, because members would be read from memory again after every tile
   // that is written.
   WorkTile* const tiles = memory_.tiles;
   const Merge* const merges = memory_.merges;

@@ -18,7 +18,7 @@
 
 namespace flashplan {
 
-/// Upper bounds of a schedule for any batch within (max_batch_size, max_qo_tokens).
+/// Upper bounds of the sizes of a schedule, for any batch within max_batch_size and max_qo_tokens.
 struct ScheduleBounds {
   int32_t requests;
   int32_t segments;   // requests and shared prefixes
@@ -40,7 +40,7 @@ struct ScheduleMemory {
   Segment* segments = nullptr;
   Merge* merges = nullptr;
   WorkTile* tiles = nullptr;
-  int32_t merges_taken = 0;  // merges at the end that the schedule of another kernel has
+  int32_t merges_taken = 0;  // merges at the end of `merges` that another kernel's schedule has
   // The scheduler's caller writes these:
   int32_t* mask_begins = nullptr;  // [requests]
   PreparedTiles prepared = {};

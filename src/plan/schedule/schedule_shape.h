@@ -50,8 +50,8 @@ struct CostModel {
   /// keys then come from a cache that the CTAs have in common.
   int64_t of_cached_step() const noexcept { return cached; }
   /// What sharing costs each queue besides its work tiles, on a GPU. Requests begin when all queues
-  /// have ended their prefixes, and `rows` rows of partial results of prefixes for each queue are
-  /// then written by all at the same time, and read by all.
+  /// have ended their prefixes. At that time all queues write partial rows of prefixes, `rows` for
+  /// each queue, and then all of them read these rows.
   int64_t of_sharing(int64_t rows) const noexcept { return share + share_row * rows; }
   /// The longest that a batch with shared prefixes may take: measured times exceed predicted ones
   /// by up to 1 / error_part.
@@ -86,8 +86,8 @@ struct ScheduleShape {
   /// > 0: batch-invariant; a state is computed for each chunk of chunk_kv keys, which is tile_kv
   /// times a power of two.
   int32_t chunk_kv = 0;
-  /// Whether row tiles may be cut. Batch-invariant plans do not cut those of kernels without
-  /// chunks.
+  /// Whether row tiles may be cut. Batch-invariant plans cut only between chunks, so they cut
+  /// nothing if the kernel has no chunks.
   bool cuts = true;
   /// How many packed query rows the scheduled requests have. Other requests are left out: they are
   /// in the schedule of another kernel. Scheduler::take_rows() changes both.
@@ -129,9 +129,9 @@ int32_t most_requests(const AttentionOptions& options) noexcept;
 /// Whether plans with these options and the kernel of `choice` may compute shared prefixes once.
 bool shares_prefixes(const AttentionOptions& options, const KernelChoice& choice) noexcept;
 
-/// The most sharers of a batch, which are the requests that read shared prefixes, and these
-/// prefixes, of which there are fewer than requests. Each has a merge for each kv head; a limit of
-/// 65536 merges bounds the memory of large batches.
+/// The most sharers of a batch. Sharers are the requests that read shared prefixes, and these
+/// prefixes, which are fewer than the requests. Each has a merge for each kv head; a limit of 65536
+/// merges bounds the memory of large batches.
 inline int32_t most_sharing(int32_t max_batch_size, int32_t num_kv_heads) noexcept {
   constexpr int32_t kMostMerges = 1 << 16;
   const int32_t most = kMostMerges / num_kv_heads;

@@ -14,7 +14,8 @@ struct ScheduleTuning {
   int64_t most_items = 1 << 14;
   // The least number of items that a queue's share has room for, which bounds the size of an item.
   int64_t items_per_queue = 4;
-  // The most row tiles of a small group: every second round of dealing it begins one queue later.
+  // A group of at most so many row tiles is small: every second round of dealing it begins one
+  // queue later (QueueFiller::Dealer::begin_group()).
   int32_t few_row_tiles = 8;
 
   // The longest queue may exceed its share by the first part if several heads of a decode are then
@@ -51,7 +52,8 @@ struct ScheduleTuning {
   int64_t reduction_part_with_prompts = 64;
 
   // Prefixes that come first in the queues are cut into equal short pieces: the most steps of a
-  // piece, and how many times as long as a piece a queue must at least be for this.
+  // piece, and how many times as long as such a piece queues must be, on average, for this to be
+  // done.
   int64_t prefix_steps = 4;
   int64_t queue_to_prefixes = 2;
 };
