@@ -26,7 +26,8 @@ Status check_bounds(const AttentionOptions& options, const Batch& batch) {
                  "qo_indptr[%d]: expected <= %d (max_qo_tokens), got %d", batch.batch_size,
                  options.max_qo_tokens, qo[batch.batch_size]);
   }
-  // The scheduler adds up costs in 64 bits. A pair costs less than 2^3 per head, so these fit.
+  // The scheduler adds up costs in 64 bits. A pair costs less than 2^3 for each head, so with this
+  // limit the sum is below 2^62.
   const int64_t max_pairs = (int64_t{1} << 59) / options.num_qo_heads;
   if (num_pairs > max_pairs) {
     return error(StatusCode::kInvalidArgument,

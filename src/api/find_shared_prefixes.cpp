@@ -28,9 +28,10 @@ int32_t num_old_keys(const Batch& batch, int32_t request) {
 }
 
 /// Writes the rows of groups to the caller's memory. Requests are added from the last to the first.
-/// A group whose first request is not known yet waits at the front of the memory, as {last request,
-/// unused, tokens}, inner groups behind outer ones. Complete groups are written from the end of the
-/// memory to the front. Waiting and complete groups are never more than batch_size - 1 rows.
+/// A group whose first request is not known yet waits at the front of the memory, as a row {last
+/// request, unused, tokens}; inner groups wait behind outer ones. Complete groups are written from
+/// the end of the memory towards the front. Waiting and complete groups are never more than
+/// batch_size - 1 rows.
 class GroupWriter {
  public:
   GroupWriter(int32_t* groups, int32_t capacity)

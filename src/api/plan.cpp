@@ -150,7 +150,7 @@ void prepare_kv(const Batch& batch, const ScheduleMemory& memory, Plan::Impl* im
                          kernel.layout.max_prepared_tiles, memory.prepared);
 }
 
-/// Keeps what run() needs to know of a batch that has a schedule.
+/// Keeps what run() needs to know about a batch, which already has a schedule.
 void keep_facts(const Batch& batch, Plan::Impl* impl) {
   const AttentionOptions& options = impl->options;
   const int32_t* kv_lens = batch.kv_lens;
@@ -208,8 +208,8 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   ScheduleBounds bounds = prepare_schedules(division, impl.get());
   for (int32_t i = 0; i < impl->num_kernels(); ++i) {
     PlanKernel& kernel = impl->kernels[static_cast<std::size_t>(i)];
-    // A graph may capture a kernel before plan() has chosen it. It then has the code order for the
-    // kind of batches that the kernel is for.
+    // A graph may capture a kernel before plan() has chosen it. Until then, the kind of batches
+    // that the kernel is for decides which order of its code is launched.
     kernel.has_few_rows = impl->kind_of_kernel(i) == BatchKind::kFewRows;
   }
   AttentionOptions& filled = impl->options;

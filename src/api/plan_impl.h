@@ -24,16 +24,16 @@ struct PlanKernel {
   WorkspaceLayout layout;
   Scheduler scheduler;
   /// Whether an average request has no more packed rows than the smallest body of the kernel takes.
-  /// It decides which order of the kernel's code is launched. A captured graph keeps the order of
-  /// the captured run. In plans that are batch-invariant or divide batches it depends on the kernel
-  /// alone.
+  /// It decides whether KernelCode::few_rows_first or many_rows_first is launched. A captured graph
+  /// keeps launching the one that was captured. In plans that are batch-invariant or divide batches
+  /// it depends on the kernel alone.
   bool has_few_rows = false;
 };
 
 /// Why the last plan() took the kernel that it took, where there are two.
 enum class KernelReason {
   kRows,      // it is the kernel for the batch's kind
-  kPrefixes,  // the rows below shared prefixes make the kernel for many rows the faster one
+  kPrefixes,  // shared prefixes make the kernel for many rows the faster one
   kCaptured,  // a captured graph has no other kernel
 };
 
@@ -61,7 +61,7 @@ struct Plan::Impl {
   int32_t longest_request = 0;      // the first request with the most keys
   int64_t num_mask_bits = 0;        // bits that a row of the mask must have
   bool has_key_ranges = false;      // whether the batch has ranges of keys
-  int32_t num_prepared_tiles = 0;   // of the batch's keys
+  int32_t num_prepared_tiles = 0;   // prepared tiles of keys
   KeyListBatch lists;               // the batch of single tokens, used with topk
   /// A run on the CPU copies its kv_lens, or topk_lens, and page_indptr to these. Plan::create()
   /// reserves memory for any batch.

@@ -85,8 +85,8 @@ PreparedKv prepared_kv(const AttentionTensors& t, const Plan::Impl& plan, const 
   PreparedKv kv;
   if (with.layout.max_prepared_tiles == 0) return kv;
   const KernelGeometry& geometry = with.choice.kernel.geometry;
-  // A work tile whose keys lie behind the real length of the request must read zeros as values.
-  // Prepared values are not zeros there, so runs with real lengths get none.
+  // Behind the real length of a request, a work tile must read zeros as values. Prepared values are
+  // not zeros there, so runs with real lengths get no prepared keys and values.
   if (geometry.prepared_value_bytes > 0 && !t.kv_lens.empty()) return kv;
   auto* workspace = static_cast<unsigned char*>(t.workspace);
   kv.keys = workspace + with.layout.prepared_keys;
@@ -193,8 +193,8 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, i
 
 /// Launches kernel number `number` of the plan. `follows`: another kernel of the same run was
 /// launched before it on `stream`, and the two run side by side. They write to different results
-/// and parts of the workspace, and the first kernel has waited for all earlier work on the stream,
-/// so the second one need not wait for the first.
+/// and to different parts of the workspace, and the first kernel has waited for all earlier work on
+/// the stream, so the second one need not wait for the first.
 Status launch_kernel(const AttentionTensors& t, const Plan::Impl& plan, int32_t number,
                      Stream stream, bool follows = false) noexcept {
   const PlanKernel& with = plan.kernels[static_cast<std::size_t>(number)];
@@ -239,9 +239,9 @@ Status run_on_gpu(const AttentionTensors& t, Plan::Impl* plan, Stream stream) no
   return launched.ok() ? recorded : launched;
 }
 
-/// The tensors, with kv_lens or topk_lens, and page_indptr, copied to memory of the plan. Another
-/// thread of the caller may write to the originals during the run, but the kernel must use the
-/// values that were checked.
+/// Returns the tensors with copies of kv_lens or topk_lens, and of page_indptr, in memory of the
+/// plan. Another thread of the caller may write to the originals during the run, but the kernel
+/// must use the values that were checked.
 AttentionTensors with_copies(const AttentionTensors& given, Plan::Impl* plan) noexcept {
   AttentionTensors t = given;
   const auto copy = [](TensorView* view, int32_t count, std::vector<int32_t>* to) {
