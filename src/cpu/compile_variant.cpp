@@ -75,8 +75,9 @@ Status no_compiler() {
                wanted != nullptr ? wanted : "");
 }
 
-/// Options for a shared library whose code is as fast as the built-in kernels, with what they need
-/// of the options in cmake/cpu_instances.cmake. Those of FLASHPLAN_CXXFLAGS come last.
+/// The compiler's options for a shared library whose code is as fast as the built-in kernels. They
+/// repeat those options of cmake/cpu_instances.cmake that this takes. The options in
+/// FLASHPLAN_CXXFLAGS come last, so they override the others.
 std::vector<std::string> compiler_options() {
   std::vector<std::string> options = {"-std=c++20",
                                       "-O3",
@@ -168,13 +169,14 @@ std::string path_of(const Descriptor& file) {
   return "/proc/self/fd/" + std::to_string(file.number());
 }
 
-/// Loads the code from a private copy in memory. If the cache's file were opened again by its path,
-/// it could be another file than the one whose checksum was tested.
+/// Loads the code from a private copy in memory. If the file in the cache were opened again by its
+/// path, it could be another file than the one whose checksum was tested.
 RunQueue load_code(const std::string& code) {
   Descriptor memory(::memfd_create("flashplan variant", MFD_CLOEXEC));
   if (memory.is_open() && write_all(memory.number(), code)) {
-    // dlopen() returns the library that it loaded from this path before, although the descriptor
-    // now belongs to another file. So the copy gets a descriptor whose path was never loaded.
+    // If dlopen() has loaded a library from a path before, it returns this library, even if the
+    // descriptor in the path belongs to another file. So the copy gets a descriptor whose path was
+    // never loaded.
     while (void* const other = ::dlopen(path_of(memory).c_str(), RTLD_LAZY | RTLD_NOLOAD)) {
       ::dlclose(other);
       Descriptor next(::fcntl(memory.number(), F_DUPFD_CLOEXEC, memory.number() + 1));
@@ -262,7 +264,8 @@ Status compile(const Variant::Impl& variant, const std::string& source,
                  "%.150s",
                  first_error(result.output).c_str());
   }
-  // Finds out whether the user's source is wrong, or whether the compiler fails without it, too.
+  // Compiles the headers alone, to find out whether the user's source is wrong or the compiler
+  // fails without it, too.
   const bool works = write_file(folder / "headers.cpp", kHeaders) &&
                      compile_file(compiler, "headers", folder, seconds).succeeded;
   if (!works) {

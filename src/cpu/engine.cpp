@@ -62,8 +62,8 @@ std::array<Kernel, kNumKernels> make_kernels() noexcept {
     kernel.name = widest.name;
     kernel.family = &kFamily;
     kernel.kv_dtype = kKvDTypes[i];
-    // There are several queues per thread, and a thread takes the next one when it is free. This
-    // evens out the time that other programs take.
+    // There are several queues per thread, and a thread takes the next queue when it is free. So a
+    // thread that other programs slow down takes fewer queues.
     kernel.geometry = {.tile_q = kCpuTileQ,
                        .tile_kv = kCpuTileKv,
                        .bodies = {{{.rows = kCpuTileQ, .stages = 1}}},

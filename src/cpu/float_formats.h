@@ -41,9 +41,9 @@ struct Format<DType::kBFloat16> {
   }
 };
 
-/// IEEE-like formats with `kExponentBits` and `kMantissaBits`. kFinite: a number of all ones is
-/// NaN, and there is no infinity (e4m3fn). kSaturate: store() turns numbers that are too large into
-/// the largest finite one, else into infinity.
+/// IEEE-like formats with `kExponentBits` and `kMantissaBits`. kFinite: the number whose bits but
+/// the sign are all 1 is NaN, and there is no infinity (e4m3fn). kSaturate: store() turns numbers
+/// that are too large into the largest finite one; without it, into infinity.
 template <int kExponentBits, int kMantissaBits, bool kFinite, bool kSaturate, typename StorageType>
 struct SmallFloat {
   using Storage = StorageType;
@@ -77,7 +77,7 @@ struct SmallFloat {
     const uint32_t rounded = magnitude + ((1U << (kShift - 1)) - 1) + odd;
     const uint32_t normal = (rounded - (static_cast<uint32_t>(127 - kBias) << 23)) >> kShift;
     // Subnormal results: `magic` is a power of two whose last mantissa bit has the same weight as
-    // that of the result, so adding it rounds.
+    // that of the result, so adding it rounds to the precision of the result.
     const uint32_t magic = static_cast<uint32_t>(127 - kBias + kShift + 1) << 23;
     const uint32_t subnormal = float_bits(bits_float(magnitude) + bits_float(magic)) - magic;
     const bool is_small = magnitude < (static_cast<uint32_t>(128 - kBias) << 23);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU kernels that are compiled in, once for each instruction set; FLASHPLAN_ISA is its name.
-// Only kernel_set() may have external linkage: of other functions the linker would keep one copy,
-// perhaps with instructions that the machine does not have. So no std:: templates are used here.
+// Only kernel_set() may have external linkage: if another function had it, the linker would keep
+// one of its copies, perhaps with instructions that the machine does not have. Instances of std::
+// templates have external linkage, so none are used here.
 #include "cpu/run_queue.h"
 
 namespace flashplan::cpu::FLASHPLAN_ISA {

@@ -112,7 +112,7 @@ class KvTiles {
       if (from_.tail.num_dims > 0) tile.tails[j] = row_of(from_.tail.view);
       if (slots_ != nullptr) continue;
       ++row_in_page_;
-      // No page id behind the last key is read: the table may end there.
+      // After the last key no further page id is read, since the table may end there.
       const bool is_last = num_left_ == 0 && j + 1 == tile.num_rows;
       if (ids_ == nullptr || row_in_page_ < page_size_ || is_last) continue;
       row_in_page_ = 0;

@@ -7,8 +7,8 @@ inline float sink_of(const Sinks& sinks, int64_t qo_head) {
   return Format<DType::kBFloat16>::load(static_cast<const uint16_t*>(sinks.data)[qo_head]);
 }
 
-/// Writes the result of row r, which is scale * v_scale * o, and its lse. It adds the attention
-/// sink: it is called once for each row, so a sink counts once.
+/// Writes the result of row r, which is scale * v_scale * o, and its lse. It also adds the
+/// attention sink. It is called once for each row, so the sink counts once.
 template <typename Variant>
 void write_row(const RowBlock& rows, const Variant& variant, int32_t r, const float* o, float scale,
                float lse) {

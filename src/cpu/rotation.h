@@ -13,8 +13,8 @@ struct Rotations {
   const float gain = p.gain;
 #pragma omp simd
   for (int32_t i = 0; i < p.rotary_dim / 2; ++i) {
-    // Adding 1.5 * 2^52 rounds to an integer. Whole turns are dropped in double: positions may be
-    // large.
+    // Adding 1.5 * 2^52 rounds to an integer. Whole turns are dropped in double precision, because
+    // positions, and so the turns, may be large.
     constexpr double kMagic = 6755399441055744.0;
     const double turns = position * p.turns[i];
     const auto part = static_cast<float>(turns - ((turns + kMagic) - kMagic));
@@ -44,8 +44,8 @@ struct Rotations {
 }
 
 /// Rotates pairs of dims. `kStep`: dims from one pair to the next; `distance`: from the first dim
-/// of a pair to the second. Never inlined, so that all callers get the same bits: where a * b + c
-/// is contracted is up to the compiler.
+/// of a pair to the second. It is never inlined, so that all callers get the same bits: in each
+/// copy the compiler might fuse other products and sums.
 template <typename Format, int32_t kStep>
 [[gnu::noinline]] void rotate_pairs(const typename Format::Storage* from,
                                     typename Format::Storage* to, int32_t num_pairs,

@@ -4,8 +4,8 @@
 
 FLASHPLAN_INLINE int32_t min(int32_t a, int32_t b) { return a < b ? a : b; }
 
-/// The rows of a work tile for consecutive kv heads: row i is row i % num_rows of `rows`, for kv
-/// head kv_head + i / num_rows.
+/// The rows of a work tile for num_kv_heads consecutive kv heads. With n = rows.num_rows, row i is
+/// row i % n of `rows`, for kv head kv_head + i / n.
 struct RowBlock {
   const AttentionParams& params;
   PackedRows rows;

@@ -14,7 +14,7 @@
 namespace flashplan::cpu {
 namespace {
 
-std::atomic<int32_t> wanted_threads{0};  // 0: not set, so default_num_threads() counts
+std::atomic<int32_t> wanted_threads{0};  // 0: not set, so default_num_threads() applies
 
 /// The state that the workers share. It is never destroyed, because detached workers may outlive
 /// main().

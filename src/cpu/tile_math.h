@@ -82,8 +82,8 @@ inline float softmax_row(float* logits, int32_t num_keys, KeySpan visible, uint3
   Vec largest = splat(*row_max);
   for (int32_t j = 0; j < padded_keys; j += kLanes) largest = max(load(logits + j), largest);
   const float new_max = max_lane(largest);
-  // If all logits so far are -inf or NaN, there is no finite maximum. Any finite shift turns them
-  // into 0 and NaN.
+  // If all logits so far are -inf or NaN, there is no finite maximum to subtract. With any finite
+  // shift they become 0 and NaN, as they should.
   const float shift = new_max == minus_infinity ? 0.0F : new_max;
   const float shrink = exp(splat(*row_max - shift))[0];
   Vec total = load(row_sum) * shrink;
@@ -104,8 +104,8 @@ inline void drop_infinite(float* logits, KeySpan visible) {
   }
 }
 
-/// o[r] += sum over j in [begin, end) of p[r][j] * v[j], for kRows rows, kVecs vectors at a time.
-/// `v_width`: floats from one value to the next, at least `width`.
+/// Adds to o[r] the sum over j in `keys` of p[r][j] * v[j], for kRows rows and kVecs vectors of
+/// dims. `v_width`: floats from one value to the next, at least `width`.
 template <int kRows, int kVecs>
 FLASHPLAN_INLINE void add_values_block(const float* p, int32_t p_stride, const float* v,
                                        int32_t v_width, KeySpan keys, int32_t width, float* o) {
@@ -140,7 +140,8 @@ FLASHPLAN_INLINE void add_values_rows(const float* p, int32_t p_stride, const fl
   }
 }
 
-/// o[r] += p[r] v for all rows. Values that are not visible are never read, so they may be NaN.
+/// Adds to o[r] the values of row r's visible keys, weighted by p[r], for all rows. Values that are
+/// not visible are never read, so they may be NaN.
 inline void add_values(const float* p, int32_t p_stride, const KeySpan* visible, int32_t num_rows,
                        const float* v, int32_t v_width, int32_t width, float* o) {
   constexpr int kMostRows = 4;
@@ -169,7 +170,8 @@ inline void add_values(const float* p, int32_t p_stride, const KeySpan* visible,
   for (; r < num_rows; ++r) row(r, visible[r]);
 }
 
-/// o[r] += p[r] v for all rows, over the keys whose bits are set in seen[r].
+/// Adds to o[r] the values of the keys whose bits are set in seen[r], weighted by p[r], for all
+/// rows.
 inline void add_seen_values(const float* p, int32_t p_stride, const uint32_t* seen,
                             int32_t num_rows, const float* v, int32_t v_width, int32_t width,
                             float* o) {
@@ -201,8 +203,8 @@ inline void add_seen_values(const float* p, int32_t p_stride, const uint32_t* se
   *merged_max = new_max;
 }
 
-/// Merges a row's state with that of its attention sink: a logit, as of one more key whose value is
-/// a vector of zeros. Changes lse, and returns the factor of o.
+/// Adds a row's attention sink to its state. The sink is the logit of one more key, whose value is
+/// all zeros. Changes lse, and returns the factor by which o must be multiplied.
 inline float add_sink(float sink, float* lse) {
   if (sink == -__builtin_inff()) return 1.0F;
   const float max = sink > *lse ? sink : *lse;

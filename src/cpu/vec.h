@@ -28,9 +28,9 @@ struct MakeIndices<0, kIndex...> {
   using type = Indices<kIndex...>;
 };
 
-/// Does one step of several sums of lanes at once. `a` and `b` consist of segments of kSegment
-/// lanes; the lanes of a segment belong to one sum. In the result each segment has half as many
-/// lanes; the segments of `a` come before those of `b`.
+/// Does one step of adding up the lanes of several segments at once. `a` and `b` consist of
+/// segments of kSegment lanes, each of which is to be summed. In the result a segment has half as
+/// many lanes with the same sum; the segments of `a` come before those of `b`.
 template <int kSegment, int... kIndex>
 FLASHPLAN_INLINE Vec add_halves(Vec a, Vec b, Indices<kIndex...>) {
   constexpr int kHalf = kSegment / 2;
@@ -77,7 +77,7 @@ FLASHPLAN_INLINE float sum_of_lanes(Vec v) {
   }
 }
 
-/// e^x to about 2 ulp for x <= 88; 0 below -87, where float32 has no normal result; NaN of NaN.
+/// e^x to about 2 ulp for x <= 88; 0 below -87, where float32 has no normal result; NaN for NaN.
 FLASHPLAN_INLINE Vec exp(Vec x) {
   const Vec clamped = x < -87.0F ? splat(-87.0F) : x;  // keeps NaN
   // x = n ln 2 + r with |r| <= ln(2) / 2; the sum with 1.5 * 2^23 + 127 leaves n + 127, which is
