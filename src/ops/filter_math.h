@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The probabilities of what filters keep of a row, with the same bits on the CPU and on a GPU.
+// The probabilities of the values that filters keep of a row, with the same bits on the CPU and on
+// a GPU.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +12,16 @@ namespace flashplan::sampling {
 /// Keeps the first of a row's largest values, as temperature 0 does.
 FLASHPLAN_HOST_DEVICE Cut keep_largest(float largest) { return {key_of(largest), 1U, 0U}; }
 
-/// Whether a cut keeps a value. `is_kept_tie`: whether it is, or would be, among the first num_ties
-/// values of the cut's key.
+/// Whether a cut keeps a value. `is_kept_tie`: whether fewer than num_ties values with the cut's
+/// key come before it in the row.
 FLASHPLAN_HOST_DEVICE bool keeps(const Cut& cut, float x, bool is_kept_tie, const Scale& scale) {
   const uint32_t key = key_of(x);
   if (key < cut.key || (key == cut.key && !is_kept_tie)) return false;
   return cut.min_weight == 0 || weight_of(x, scale) >= cut.min_weight;
 }
 
-/// The sum of values whose weights sum to `total`, which probability_of() divides by.
+/// The sum by which probability_of() divides: that of the kept values, whose weights sum to
+/// `total`.
 FLASHPLAN_HOST_DEVICE float sum_of_kept(uint64_t total, const Scale& scale) {
   return sum_of_weights(total, scale.from_probs ? scale.largest : 1.0F);
 }

@@ -11,8 +11,9 @@
 namespace flashplan {
 namespace {
 
-/// The numbers of latent dims (C) and rotated dims (R). If neither the cache nor `out` has a second
-/// tensor, which tells where the latent dims end, all dims count as latent.
+/// The numbers of latent dims (C) and rotated dims (R). Keys of fp8_ds_mla have fixed numbers.
+/// Otherwise the second tensor of the cache or of `out` tells where the latent dims end; if there
+/// is none, all dims count as latent.
 struct KeyDims {
   int64_t parts[2];
 

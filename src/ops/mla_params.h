@@ -11,8 +11,8 @@ namespace flashplan {
 /// The most latent dims of a key.
 constexpr int32_t kMaxLatentDim = 4096;
 
-/// A part of the keys, the latent dims or the rotated ones: where it is in the rows of tokens, and
-/// where in the cache. Strides are in bytes.
+/// One of the two parts of keys, the latent dims or the rotated dims: where it lies in the tensor
+/// of tokens (`rows`), and where in the cache. Strides are in bytes.
 struct MlaPart {
   char* rows = nullptr;
   int64_t row_stride = 0;
@@ -32,13 +32,13 @@ struct MlaPart {
 
 struct MlaAppendParams {
   MlaPart parts[2];
-  TokenPlaces places;                 // given by slots
+  TokenPlaces places;                 // given by slots alone
   RopeParams rope;                    // sides[0]: q_pe in place; head_dim: 0 without a rotation
   const void* norm_weight = nullptr;  // or null: no normalisation
   DType weight_dtype = DType::kFloat32;
   float eps = 0.0F;
   float scale = 1.0F;
-  bool has_scales = false;  // kFp8DsMla: scales lie behind the first part
+  bool has_scales = false;  // kFp8DsMla: scales lie behind the latent dims
   int32_t num_rows = 0;
 };
 

@@ -55,7 +55,7 @@ Status append_mla(const MlaAppendParams& params, Device device, Stream stream) n
 /// Rows whose page id is outside of the cache become 0.
 Status gather_mla(const MlaGatherParams& params, Device device, Stream stream) noexcept;
 
-/// ln_base: as on the CPU.
+/// ln_base: the natural logarithm of the base of every lse, which is e or 2.
 ///   kUnsupported  there are more states than the kernel's argument can list, and they are not
 ///                 slices of one tensor
 Status merge_states(const AttentionState* states, int32_t num_states, const AttentionState& out,

@@ -70,7 +70,8 @@ struct GatherParams {
   }
 };
 
-/// The heads of a tensor [tokens, heads, head_dim], such as q or k. Strides are in bytes.
+/// A tensor [tokens, heads, head_dim], such as q or k, that is read (`from`), and the tensor of
+/// results (`to`). Strides are in bytes.
 struct RopeSide {
   const char* from = nullptr;
   int64_t from_token_stride = 0;
@@ -105,7 +106,8 @@ struct QuantizeParams {
     return scale + (num_scales > 1 ? head : 0);
   }
   /// The scale of heads whose largest finite magnitude is `amax`; 0 if amax is 0. It grows with
-  /// amax, so the largest of the scales of a tensor's parts is that of the whole tensor.
+  /// amax, so threads may compute the scales of parts of a tensor; the largest one is that of the
+  /// whole tensor.
   FLASHPLAN_HOST_DEVICE float scale_for(float amax) const {
     constexpr float kLeast = 1.17549435e-38F;  // the smallest normal number
     const float found = amax / (out_dtype == DType::kFloat8E4M3 ? 448.0F : 57344.0F);
@@ -253,12 +255,13 @@ struct SampleParams : RandomParams {
   }
 };
 
-/// sample() lists at most so many likeliest tokens.
+/// The largest number of likeliest tokens that sample() lists.
 constexpr int32_t kMaxTopLogprobs = 256;
 
 /// Parameters of filtered_probs() and top_k_mask(), which write a row for each row of the logits.
-/// Without `out`, they are those of list_logprobs(), which writes after sample() the
-/// log-probabilities of the tokens in `ids`, and the likeliest tokens with theirs.
+/// Without `out` they are the parameters of list_logprobs(), which runs after sample(): it writes
+/// the log-probabilities of the tokens in `ids`, and the likeliest tokens with their
+/// log-probabilities.
 struct FilterParams : SampleParams {
   char* out = nullptr;     // [num_rows, vocab], or null
   int64_t out_stride = 0;  // bytes
@@ -278,7 +281,7 @@ struct FilterParams : SampleParams {
   }
 };
 
-/// Drafts of one request are at most so many.
+/// The most drafts of a request.
 constexpr int32_t kMaxDrafts = 512;
 
 /// Parameters of speculative_verify().
@@ -318,7 +321,7 @@ struct VerifyParams : RandomParams {
     if (draft_probs == nullptr) return nullptr;
     return draft_probs + row * draft_request_stride + draft * draft_row_stride;
   }
-  /// The large model's distribution after a draft, or after none where it is -1.
+  /// The large model's distribution after a draft; -1: before all drafts.
   FLASHPLAN_HOST_DEVICE const char* target_row(int32_t row, int32_t draft) const {
     return target_probs + row * target_request_stride + (draft + 1) * target_row_stride;
   }

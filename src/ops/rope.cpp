@@ -110,7 +110,8 @@ Status check_results(const TensorView& q, const TensorView& k, const TensorView&
     FLASHPLAN_RETURN_IF_ERROR(check_apart(out, {"q_scale", scales.q_scales}));
     FLASHPLAN_RETURN_IF_ERROR(check_apart(out, {"k_scale", scales.k_scales}));
   }
-  // 8-bit elements can not be written to where the 16 or 32 bits of other elements are read.
+  // 8-bit results are smaller than the elements that they are computed from, so they can not be
+  // written in place.
   FLASHPLAN_RETURN_IF_ERROR(is_narrow ? check_apart(out_q_arg, q_arg)
                                       : check_apart_or_same(out_q_arg, q_arg));
   FLASHPLAN_RETURN_IF_ERROR(is_narrow ? check_apart(out_k_arg, k_arg)
@@ -144,7 +145,7 @@ void set_tensors(const TensorView& q, const TensorView& k, const TensorView& pos
   p->sides[1].scale = scales.k_scale;
   p->sides[1].scales = head_scales(scales.k_scales);
   const int32_t num_kv_heads = p->sides[1].num_heads;
-  // If q has fewer heads than k, it has only one scale, so any group size will do.
+  // If q has fewer heads than k, it has only one scale, which scale_of() finds with any group size.
   if (num_kv_heads > 0) {
     p->sides[0].group_size = std::max(p->sides[0].num_heads / num_kv_heads, 1);
   }

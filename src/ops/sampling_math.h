@@ -308,9 +308,9 @@ FLASHPLAN_HOST_DEVICE uint32_t rounded_sum(uint64_t sum) {
   return static_cast<uint32_t>((sum + 16) >> 5);
 }
 
-/// The weight of a block by its largest value and rounded_sum(), rounded down. One element that is
-/// the row's largest logit, or a probability of 1, would weigh 2^30. A row has fewer than 2^31
-/// elements, so its blocks together stay below 2^62.
+/// The weight of a block in its row, computed from the block's largest value and its rounded_sum(),
+/// and rounded down. The row's largest logit, or a probability of 1, adds 2^30 to it. A row has
+/// fewer than 2^31 elements, so the weights of its blocks together stay below 2^62.
 FLASHPLAN_HOST_DEVICE uint64_t mass_of_block(float largest, uint32_t sum, const Scale& row) {
   uint32_t bits = 0;  // bits of the float by which weights of the block are multiplied
   if (row.from_probs) {

@@ -10,9 +10,9 @@ struct Place {
   int32_t position = -1;
 };
 
-/// Finds the places of tokens, asked for in rising order from `first` on. The caller checked them,
-/// but another thread may change indptr, lengths, ids and slots meanwhile, so none is followed out
-/// of its tensor or of the cache.
+/// Finds the places of tokens, which must be asked for in rising order from `first` on. indptr,
+/// lengths, ids and slots were checked, but another thread may change them meanwhile, so each is
+/// checked again before it leads out of its tensor or of the cache.
 class PlaceFinder {
  public:
   PlaceFinder(const TokenPlaces& places, int32_t first) : places_(places) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// apply_penalties() on the CPU: each thread has a counter for every token of the vocabulary, which
-// is 0 again after a request.
+// apply_penalties() on the CPU: each thread has a counter for every token of the vocabulary, and
+// sets the counters to 0 again after each request.
 #include <algorithm>
 #include <cstdint>
 #include <memory>

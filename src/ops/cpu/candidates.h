@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The few elements of a row that a small top-k can keep. Included by kernels_sampling.cpp only,
-// inside the namespace of its instruction set.
+// The few elements of a row that a small top-k can keep. Only kernels_sampling.cpp includes this
+// file, inside the namespace of an instruction set.
 
 /// The elements of a row that may be kept, in the order of their ids.
 struct Candidates {
@@ -10,9 +10,10 @@ struct Candidates {
   int32_t ids[kMost];
 };
 
-/// Finds the elements that a top-k may keep. The top_k-th largest of the maxima of groups of 64 is
-/// a bound that at least top_k elements reach, so smaller ones are not kept. Returns false if there
-/// are fewer groups than top_k, or too many groups or candidates.
+/// Finds the elements that a top-k may keep. The row is divided into groups of 64 elements. At
+/// least top_k elements reach the top_k-th largest of the maxima of the groups, so a top-k keeps no
+/// element below this bound. Returns false if there are fewer groups than top_k, or too many groups
+/// or candidates.
 template <typename RowType>
 [[gnu::noinline]] bool find_candidates(const RowType& row, int32_t top_k, Candidates& candidates) {
   constexpr int32_t kGroup = 64;

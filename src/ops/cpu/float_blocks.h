@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Converts many elements at a time, float16 by instructions that compilers do not use by
-// themselves. Only kernels.cpp includes this file, inside the namespace of an instruction set.
+// Converts many elements at a time. For float16 it uses conversion instructions that compilers do
+// not use by themselves. Only kernels.cpp includes this file, inside the namespace of an
+// instruction set.
 
 template <typename Format>
 inline constexpr bool kIsHalf = std::is_same_v<Format, cpu::Format<DType::kFloat16>>;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operators on rows of a tensor. Compiled once per instruction set, with FLASHPLAN_ISA as its
-// name. Only operator_kernels() may have external linkage: of other functions the linker would keep
-// one copy, perhaps with instructions that the machine does not have. So no std:: templates are
-// used here.
+// The operators on rows of a tensor. This file is compiled once per instruction set, with
+// FLASHPLAN_ISA as its name. Only operator_kernels() may have external linkage: if another function
+// had it, the linker would keep one of its copies, perhaps with instructions that the machine does
+// not have. Instances of std:: templates have external linkage, so none are used here.
 #include "ops/cpu/kernels.h"
 
 #include "cpu/float_formats.h"

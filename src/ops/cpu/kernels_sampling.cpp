@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// sample() and its filters on one row of logits, and speculative_verify() on one request. Compiled
-// once per instruction set, with FLASHPLAN_ISA as its name, and without contraction of a * b + c,
-// so that a GPU gives the same bits. Only the functions in kernels.h may have external linkage: of
-// others the linker would keep one copy, perhaps with instructions that the machine does not have.
+// sample() and its filters on one row of logits, and speculative_verify() on one request. This file
+// is compiled once per instruction set, with FLASHPLAN_ISA as its name, and without contraction of
+// a * b + c, so that a GPU gives the same bits. Only the functions in kernels.h may have external
+// linkage: if another function had it, the linker would keep one of its copies, perhaps with
+// instructions that the machine does not have.
 #include "cpu/float_formats.h"
 #include "ops/cpu/kernels.h"
 #include "ops/filter_math.h"
@@ -35,10 +36,10 @@ class Row {
   int32_t size() const { return size_; }
   sampling::Scale scale{};
 
-  /// Element i of a row without a bias.
+  /// Element i of a row without a bias; -0 becomes +0, since key_of() does not take -0.
   float value(int64_t i) const { return Format::load(values_[i]) + 0.0F; }
 
-  /// Element i with its bias: the value that is compared and weighed.
+  /// Element i with its bias, the value that is compared and weighed; -0 becomes +0.
   float load_one(int64_t i) const {
     const float value = Format::load(values_[i]);
     return (bias_ == nullptr ? value : value + bias_[i]) + 0.0F;
@@ -130,8 +131,8 @@ struct Threshold {
 };
 
 /// The largest key for which the number (or by weight, the mass) of values at or above it reaches
-/// `wanted`. Only values above cut.key with a weight of at least cut.min_weight count; all of them
-/// together reach `wanted`.
+/// `wanted`. By weight, only values above cut.key with a weight of at least cut.min_weight count.
+/// All values that count together reach `wanted`.
 template <bool kByWeight, typename RowType>
 [[gnu::noinline]] Threshold find_threshold(const RowType& row, const sampling::Cut& cut,
                                            uint64_t wanted) {
@@ -197,7 +198,8 @@ template <typename RowType>
   return total;
 }
 
-/// The weight of a value that has the cut's key; 0 where min-p drops these.
+/// The weight of a value that has the cut's key; 0 if min-p drops such values, or if no tie is
+/// kept.
 uint32_t weight_of_tie(const sampling::Cut& cut, const sampling::Scale& scale) {
   if (cut.num_ties == 0) return 0;
   const uint32_t weight = sampling::weight_of(sampling::value_of(cut.key), scale);

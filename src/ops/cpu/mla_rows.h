@@ -30,7 +30,7 @@ void store_scaled_dims(const typename From::Storage* from, uint8_t* to) {
   __builtin_memcpy(to + kDsMlaScaledDims, scales, sizeof(scales));
 }
 
-/// Stores dims of a part of a key to the cache, from dim `first` on.
+/// Stores num_dims dims of a key to the cache, from dim `first` of `part` on.
 template <typename From>
 void store_part(const MlaPart& part, float scale, const typename From::Storage* from, char* to,
                 int32_t first, int32_t num_dims) {
@@ -125,7 +125,8 @@ void append_mla_rows(const MlaAppendParams& p, int32_t begin, int32_t end) noexc
   });
 }
 
-/// Widens a part of a key. `scales`: one for each 128 dims; null: all are 1.
+/// Widens one part of a key, its latent or its rotated dims. `scales`: one for each 128 dims; null:
+/// all are 1.
 template <typename From, typename To>
 void widen_part(const MlaPart& part, float scale, const char* stored, const float* scales,
                 char* to) {

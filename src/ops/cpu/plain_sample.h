@@ -28,7 +28,8 @@ template <typename RowType>
     }
     return sum;
   };
-  // Each branch sets from_probs to a constant, so that the loops need not branch on it.
+  // Each branch sets from_probs to a constant, so that the compiler makes a loop for each value,
+  // without branches.
   if (row.scale.from_probs) {
     scale.from_probs = true;
     block.sum = weigh();

@@ -29,10 +29,12 @@ const OperatorKernels& kernels() noexcept {
   return widest;
 }
 
-/// With fewer elements, at about 1 ns each, waking a second thread costs more than it brings.
+/// With fewer elements, each of which takes about 1 ns, waking a second thread costs more than it
+/// brings.
 constexpr int64_t kLeastElementsToShare = 32 * 1024;
 
-/// Calls a kernel for all rows, in parts that threads take as they become free.
+/// Calls a kernel for all rows, in ranges of rows that threads take as they become free.
+/// `elements_of_row`: how many elements of 1 ns take as long as a row.
 template <class Params>
 void for_all_rows(void (*kernel)(const Params&, int32_t, int32_t) noexcept, const Params& params,
                   int64_t elements_of_row) noexcept {
