@@ -138,8 +138,8 @@ struct AttentionTensors {
   /// and of keys; q or k then has only the first head_dim_vo dims. A tail is shaped like q or k,
   /// except for the last dimension. Without shared_kv, k_tail [>= kv_indptr[batch_size], any] has
   /// the last dims of ragged keys, which all kv heads have in common, such as the rotated dims of
-  /// DeepSeek's prompts; k has the other dims. Then a GPU refuses keys of up to 128 dims with
-  /// kUnsupported, and Hopper's kernels also refuse a variant or rope.
+  /// DeepSeek's prompts; k has the other dims. With such a k_tail a GPU refuses keys of up to 128
+  /// dims (kUnsupported), and Hopper's kernels also refuse a variant or rope.
   TensorView q_tail, k_tail;
   /// With topk, instead of a page table: [>= T, 1 to topk] int32, on the Plan's device, the keys
   /// that each query sees, page * page_size + row in page. Entries outside of the cache, such as

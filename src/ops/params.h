@@ -22,7 +22,7 @@ struct NormParams {
   Rows out;                              // may be x
   const void* weight = nullptr;          // [row_size], or null: nothing is multiplied
   const void* bias = nullptr;            // [row_size], or null
-  const float* scales = nullptr;         // [1], which `scale` is multiplied by, or null
+  const float* scales = nullptr;         // [1], a factor of `scale`, or null
   DType dtype = DType::kFloat32;         // dtype of rows
   DType weight_dtype = DType::kFloat32;  // dtype of weight and bias: that of rows, or float32
   DType out_dtype = DType::kFloat32;     // dtype of rows, or an 8-bit float
@@ -224,7 +224,7 @@ struct SampleParams : RandomParams {
   const char* logits = nullptr;  // [num_logit_rows, vocab]
   int64_t row_stride = 0;        // bytes
   const float* bias = nullptr;   // or null
-  int64_t bias_stride = 0;       // elements from row to row of the logits; 0: one for all
+  int64_t bias_stride = 0;       // elements from row to row of the logits; 0: one bias for all
   const void* rows = nullptr;    // [num_rows]: the row of the logits of each request, or null
   DType dtype = DType::kFloat32;
   bool has_wide_rows = false;  // int64, else int32
@@ -291,7 +291,7 @@ struct VerifyParams : RandomParams {
   bool has_wide_tokens = false;       // int64, else int32
   const int32_t* parents = nullptr;   // or null: a chain
   int64_t parent_stride = 0;          // elements from one request to the next; 0: one tree for all
-  const char* draft_probs = nullptr;  // null: 1 for a draft's own token, 0 for others
+  const char* draft_probs = nullptr;  // null: drafts were looked up, not drawn
   int64_t draft_request_stride = 0;   // bytes
   int64_t draft_row_stride = 0;
   const char* target_probs = nullptr;
@@ -316,7 +316,8 @@ struct VerifyParams : RandomParams {
   FLASHPLAN_HOST_DEVICE int32_t parent(int32_t row, int32_t draft) const {
     return parents == nullptr ? draft - 1 : parents[row * parent_stride + draft];
   }
-  /// The distribution that a draft was drawn from; null where it is 1 for the draft's own token.
+  /// The distribution that a draft was drawn from; null if the draft was looked up, so that its
+  /// token has the probability 1.
   FLASHPLAN_HOST_DEVICE const char* draft_row(int32_t row, int32_t draft) const {
     if (draft_probs == nullptr) return nullptr;
     return draft_probs + row * draft_request_stride + draft * draft_row_stride;

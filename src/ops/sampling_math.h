@@ -291,8 +291,8 @@ FLASHPLAN_HOST_DEVICE uint32_t exponent_of_block(float largest) {
 /// from_probs and the factor of logits are used.
 FLASHPLAN_HOST_DEVICE Scale scale_of_block(float largest, const Scale& row) {
   if (!row.from_probs) return {largest, row.factor, false};
-  // The factor is a power of two, so that the largest weight is in [2^26, 2^27], unless `largest`
-  // is below 2^-49.
+  // The factor is the power of two with which the largest weight is in [2^26, 2^27], unless
+  // `largest` is below 2^-49.
   return {largest, float_of((280U - exponent_of_block(largest)) << 23), true};
 }
 

@@ -189,8 +189,8 @@ class Cutter::ItemCuts {
     if constexpr (!kChunked) return has_slots(2);
     return at_.fits_shelf(num_chunks(), tile_.num_rows) || has_slots(num_chunks());
   }
-  /// The number of steps that the next heads take. Heads that are cut together have shorter steps,
-  /// so that a step of all of them costs as much as a whole step of one head.
+  /// The number of steps that the next heads take. If cut_heads_ heads are cut together, a step has
+  /// tile_kv / cut_heads_ keys of each, so that it costs as much as a step of one head.
   int32_t num_steps() const {
     const int32_t num_keys = tile_.keys.end - tile_.keys.begin;
     return ceil_divide(num_keys * cut_heads_, at_.of_step);

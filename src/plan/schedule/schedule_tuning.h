@@ -24,8 +24,9 @@ struct ScheduleTuning {
   int64_t paired_heads_part = 16;
   int64_t groups_part = 8;
 
-  // For plans that cut nothing: the least part of a queue's share that is left undealt, and the
-  // part of the share by which a later try must shorten the longest queue to be used.
+  // For plans that cut nothing: the part of a queue's share that the first try leaves undealt, and
+  // the part of the share by which a later try must shorten the longest queue to be used. Later
+  // tries leave larger parts undealt.
   int64_t least_undealt_part = 16;
   int64_t uncut_slack_part = 32;
 
