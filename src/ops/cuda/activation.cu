@@ -15,15 +15,16 @@ constexpr int kThreads = 256;
 
 __device__ float activate(Activation activation, float x) {
   if (activation == Activation::kGelu) return x * normcdff(x);
-  // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u))
+  // The result is x * sigmoid(u). For SiLU, u is x. GELU by tanh multiplies x by (1 + tanh(t)) / 2,
+  // which is sigmoid(2 t), so u is 2 t.
   const float u = activation == Activation::kSilu ? x : x * (1.5957691F + 0.071354816F * (x * x));
-  // For u < -87 the sigmoid is less than 2e-38. It is taken as 0 there: x may be as low as -3e38,
-  // and the result must be 0.
+  // For u < -87 the sigmoid is less than 2e-38. It is taken as 0, so that exp(-u) cannot overflow:
+  // the result must be 0 for every x down to -3e38.
   return u < -87.0F ? x * 0.0F : __fdividef(x, 1.0F + __expf(-u));
 }
 
-/// The grid has rows along x, and the words of a row along y; the threads of a CTA have them the
-/// other way round.
+/// CTAs lie along rows in x and along the words of a row in y. Inside a CTA, threads lie along
+/// words in x and along rows in y.
 template <DType kFrom, DType kTo, int kVec>
 __global__ void __launch_bounds__(kThreads)
     activation_kernel(const __grid_constant__ ActivationParams p) {

@@ -18,8 +18,8 @@ constexpr int kThreads = 256;
 // A thread loads the words of this many tokens at most before it stores one.
 constexpr int kMaxTokens = 8;
 constexpr int kMaxLanes = 32;  // tokens that the threads of a CTA move side by side
-// A grid has no more CTAs than this, about 8 for each SM of a large GPU, as long as its threads can
-// move more tokens instead.
+// Each thread gets more tokens, up to kMaxTokens, until a grid has at most this many CTAs: about 8
+// for each SM of a large GPU.
 constexpr int64_t kManyCtas = 1024;
 constexpr int kMaxTile = kMaxTokens * kMaxLanes;
 
@@ -41,9 +41,9 @@ __global__ void __launch_bounds__(kThreads, 4)
   using ToWord = Word<kTo, kVec>;
   __shared__ Place places[kMaxTile];
   const int first = static_cast<int>(blockIdx.x) * p.tile;
-  // In a CUDA graph k may have many more rows than there are tokens. If each thread moves several
-  // of them, CTAs without tokens end here. Otherwise they go on, so that no thread waits for indptr
-  // before it loads its row.
+  // In a CUDA graph k may have many more rows than the batch has tokens. If each thread moves
+  // several tokens, CTAs without tokens end here. If it moves one, no CTA reads indptr here, since
+  // each thread would wait for indptr before it loads its row.
   const TokenPlaces& tokens = p.append.places;
   if (p.tokens_per_thread > 1 && tokens.by_lengths() && first >= tokens.indptr[tokens.batch_size]) {
     return;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// apply_penalties() on CUDA: a CTA has a part of the vocabulary of one request. It counts the
-// tokens of the history that lie in this part in shared memory, and then changes the logit of each
-// once.
+// apply_penalties() on CUDA: a CTA has a part of the vocabulary of one request. In shared memory it
+// counts the tokens of the history that lie in this part. Then it changes the logit of each token
+// that it counted, once.
 #include <algorithm>
 #include <cstdint>
 
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();
     auto* logits = reinterpret_cast<Storage*>(p.logits + row * p.row_stride) + first;
-    // Each thread reads the counters that it sets to 0.
+    // A thread reads only counters that it sets to 0 itself for the next part: no barrier is due.
     for (int i = thread; i < size; i += kThreads) {
       const int count = counts[i];
       if (count == 0) continue;
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads)
 
 Status apply_penalties(const PenaltyParams& p, Device device, Stream stream) noexcept {
   return with_float(p.dtype, [&](auto dtype) {
-    constexpr int kMostParts = 65535;  // CTAs of a grid along y; a CTA may have several parts
+    constexpr int kMostParts = 65535;  // CUDA's limit of CTAs along y; a CTA may have several parts
     const int parts = std::min(p.vocab / kPart + (p.vocab % kPart != 0 ? 1 : 0), kMostParts);
     const Grid grid{.ctas = dim3(static_cast<unsigned>(p.num_rows), static_cast<unsigned>(parts)),
                     .threads = dim3(kThreads)};

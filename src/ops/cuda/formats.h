@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads, stores and conversions of dtypes on the GPU, as cpu/float_formats.h has them for the CPU,
-// and vectors of elements as words that one instruction moves.
+// Conversions between dtypes and float on the GPU, and words: vectors of elements that one
+// instruction moves.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -12,8 +12,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// The grid has rows along x, and the words of a row along y; the threads of a CTA have them the
-/// other way round.
+/// CTAs lie along rows in x and along the words of a row in y. Inside a CTA, threads lie along
+/// words in x and along rows in y.
 template <class Word>
 __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant__ GatherParams p) {
   const auto word = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
@@ -32,7 +32,7 @@ Status run(const GatherParams& p, Device device, Stream stream) {
   const int64_t num_words = p.row_bytes / static_cast<int64_t>(sizeof(Word));
   const auto width = static_cast<int>(std::min<int64_t>((num_words + 31) / 32 * 32, kThreads));
   const int rows = kThreads / width;
-  constexpr int64_t kMostCtas = 65535;  // CTAs of a grid along y
+  constexpr int64_t kMostCtas = 65535;  // CUDA's limit of CTAs along y
   const int64_t ctas = (num_words + width - 1) / width;
   if (ctas > kMostCtas) {
     return error(StatusCode::kUnsupported, "x: expected rows of at most %lld words, got %lld",

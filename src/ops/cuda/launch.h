@@ -12,13 +12,13 @@ namespace flashplan::cuda {
 struct Grid {
   dim3 ctas;
   dim3 threads;  // threads of a CTA
-  // CTAs along x that share their memory; divides ctas.x. 0: the kernel is launched without the
-  // attribute of clusters. Kernels that use st.async need the attribute even for clusters of 1:
-  // without it, a message of a CTA to itself fails with an illegal instruction.
+  // CTAs of a cluster, along x; divides ctas.x. 0: the launch has no cluster attribute. Kernels
+  // that use st.async need the attribute even for clusters of one CTA: without it, a CTA's st.async
+  // to its own memory fails with an illegal instruction.
   int cluster = 0;
   int smem_bytes = 0;  // bytes of dynamic shared memory
-  // Programmatic dependent launch: the kernel begins with wait_for_kernels_before(), and can_wait()
-  // is true.
+  // Programmatic dependent launch. The kernel must begin with wait_for_kernels_before(), and
+  // can_wait() must be true.
   bool pdl = false;
 };
 
@@ -28,7 +28,7 @@ Status launch(void (*kernel)(Params), const Grid& grid, Device device, Stream st
   const DeviceGuard guard(device.index);
   if (!guard.status().ok()) return guard.status();
   const auto* code = reinterpret_cast<const void*>(kernel);
-  constexpr int kAlwaysAllowed = 32 * 1024;  // 48 KB, less up to 16 KB that kernels declare
+  constexpr int kAlwaysAllowed = 32 * 1024;  // CUDA allows 48 KB; kernels declare up to 16 KB
   if (grid.smem_bytes > kAlwaysAllowed) {
     FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, code, cudaFuncAttributeMaxDynamicSharedMemorySize,
                         grid.smem_bytes);

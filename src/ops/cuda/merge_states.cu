@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   const bool is_active = row_in_cta < kThreads / width && index < p.num_rows;
   const Row row{p, index / p.num_heads, index % p.num_heads};
   const float minus_infinity = -INFINITY;
-  float largest = minus_infinity;  // ignores NaN, which makes the total NaN
+  float largest = minus_infinity;  // fmaxf() ignores NaN; an lse of NaN makes the total NaN
   float total = 0.0F;
 
   if (is_active) {
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   __syncthreads();
   if (is_active && first_column == 0) {
     p.out.lse[row.token * p.out.lse_token_stride + row.head * p.out.lse_head_stride] =
-        total == 0.0F ? minus_infinity : largest + logf(total) / p.ln_base;  // NaN is not 0
+        total == 0.0F ? minus_infinity : largest + logf(total) / p.ln_base;  // NaN if the total is
   }
 }
 

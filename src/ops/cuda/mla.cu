@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // append_mla() and gather_mla() on CUDA. A CTA appends one token: its threads normalise and narrow
-// the latent dims, four each, and then rotate words of the other dims and of the queries. A warp
-// gathers one row.
+// the latent dims, four at once, and then rotate words of the dims behind these and of the queries.
+// A warp gathers one row.
 #include <cstdint>
 #include <type_traits>
 
@@ -17,7 +17,7 @@ constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
 constexpr int kQuad = 4;  // dims that a thread takes at once
 constexpr int kDimsOfScale = 128;
-static_assert(kDimsOfScale == 32 * kQuad);            // a warp has the dims of a scale
+static_assert(kDimsOfScale == 32 * kQuad);            // a warp has all dims of one scale
 static_assert(kDsMlaScaledDims == kThreads * kQuad);  // a CTA has all dims that have scales
 
 /// Loads four consecutive elements as float32. Unless kWords, it loads them one by one, and those
@@ -144,7 +144,7 @@ __device__ void append_latent(const MlaAppendParams& p, int token, char* to) {
   }
 }
 
-/// A word of the rotated dims, as the cache stores it.
+/// A word of the dims behind the latent ones, as the cache stores it.
 template <DType kFrom, DType kTo, int kVec>
 __device__ Word<kTo, kVec> stored_tail(const MlaAppendParams& p, Word<kFrom, kVec> word) {
   if constexpr (kFrom == kTo) {
@@ -156,7 +156,7 @@ __device__ Word<kTo, kVec> stored_tail(const MlaAppendParams& p, Word<kFrom, kVe
   return pack<kTo, kVec>(values);
 }
 
-/// `kTo`, `kTail`: dtypes of the latent dims and of the others in the cache.
+/// `kTo`, `kTail`: the cache's dtypes for the latent dims and for the dims behind them.
 template <DType kFrom, DType kTo, DType kTail, bool kScaled, bool kWords>
 __global__ void __launch_bounds__(kThreads)
     append_mla_kernel(const __grid_constant__ MlaAppendParams p) {
@@ -228,7 +228,8 @@ Status run_append(const MlaAppendParams& p, Device device, Stream stream) {
                 device, stream, p);
 }
 
-/// Gathers a part of a row. `scales`: one for each 128 dims, or null. All lanes of a warp call it.
+/// Gathers one part of a row, the latent dims or those behind them, from `stored`; zeros if this is
+/// null. `scales`: one for each 128 dims, or null. All lanes of a warp call it.
 template <DType kFrom, DType kTo, bool kWords>
 __device__ void gather_part(const MlaPart& part, float scale, const char* stored,
                             const char* scales, char* to) {
@@ -253,7 +254,7 @@ __device__ void gather_part(const MlaPart& part, float scale, const char* stored
   }
 }
 
-/// `kFrom`, `kTail`: dtypes of the latent dims and of the others in the cache.
+/// `kFrom`, `kTail`: the cache's dtypes for the latent dims and for the dims behind them.
 template <DType kFrom, DType kTail, DType kTo, bool kWords>
 __global__ void __launch_bounds__(kThreads)
     gather_mla_kernel(const __grid_constant__ MlaGatherParams p) {

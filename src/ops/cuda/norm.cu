@@ -48,7 +48,7 @@ struct NormRow {
   WordType* residual;  // or null
   int num_words;
 
-  /// Loads every blockDim.x-th word from `first` on; zeros behind the last one.
+  /// Loads every blockDim.x-th word from `first` on. Words behind the end of the row are zeros.
   __device__ void load(const WordType* from, int first, WordType (&words)[kHeld]) const {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
@@ -135,8 +135,8 @@ __device__ void store_scaled(const NormParams& p, char* out, int word, float inv
                                               : pack<DType::kFloat8E5M2, kVec>(values);
 }
 
-/// kIsScaled: results are divided by a scale, or narrowed. The other kernels have no registers left
-/// for this.
+/// kIsScaled: results are divided by a scale, or narrowed. Results that need neither have kernels
+/// of their own, which have no registers left for a scale.
 template <DType kDType, int kVec, Weights kWeights, bool kIsScaled>
 __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant__ NormParams p) {
   using WordType = Word<kDType, kVec>;
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant
   const NormRow<kDType, kVec> row{
       reinterpret_cast<const WordType*>(row_at(p.x, index)),
       p.residual.data == nullptr ? nullptr : reinterpret_cast<WordType*>(row_at(p.residual, index)),
-      has_row ? p.row_size / kVec : 0};  // threads without a row help to share sums
+      has_row ? p.row_size / kVec : 0};  // threads without a row take part in sum_of_row()
   const int step = static_cast<int>(blockDim.x) * kHeld;
   const bool is_held = row.num_words <= step;
 

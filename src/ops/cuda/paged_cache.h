@@ -35,7 +35,7 @@ struct PlaceOfKey {
   static __device__ PlaceOfKey none() { return {-1, 0, -1}; }
 };
 
-/// Fills places[0, tile) for tokens first + i < end, whose slots are given.
+/// find_places() for tokens whose slots in the cache are given.
 template <int kThreads, class PlaceType>
 __device__ void find_slots(const TokenPlaces& p, int first, int end, int tile, PlaceType* places) {
   const int64_t page_size = p.pages.page_size.value;
@@ -50,7 +50,7 @@ __device__ void find_slots(const TokenPlaces& p, int first, int end, int tile, P
   }
 }
 
-/// Fills places[0, tile) for tokens first + i < end whose requests and positions are given.
+/// find_places() for tokens whose requests and positions are given.
 template <int kThreads, class PlaceType>
 __device__ void find_positions(const TokenPlaces& p, int first, int end, int tile,
                                PlaceType* places) {
@@ -71,17 +71,18 @@ __device__ void find_positions(const TokenPlaces& p, int first, int end, int til
   }
 }
 
-/// Fills places[0, tile) for tokens first + i < end, and with none() behind them. The kThreads
-/// threads of a CTA call it, and must meet at a barrier before they read places.
+/// Writes places[0] to places[tile - 1]: that of token first + i to places[i], or none() if the
+/// token is not below `end`. All kThreads threads of a CTA call it, and need a barrier before they
+/// read places.
 template <int kThreads, class PlaceType>
 __device__ void find_places(const TokenPlaces& p, int first, int end, int tile, PlaceType* places) {
   if (p.slots != nullptr) return find_slots<kThreads>(p, first, end, tile, places);
   if (p.requests != nullptr) return find_positions<kThreads>(p, first, end, tile, places);
   const int thread = static_cast<int>(threadIdx.x);
   for (int i = thread; i < tile; i += kThreads) places[i] = PlaceType::none();
-  // Loads of lengths take long, so one round of loads by all threads finds the requests of the
-  // tile: a binary search would be a chain of loads. Where there are more requests than threads, a
-  // coarse round comes before.
+  // A binary search of indptr would be a chain of slow loads. Instead each thread loads the bounds
+  // of one request. If there are more requests than threads, the threads first try every stride-th
+  // request, to find where the tile begins.
   int base = 0;
   if (p.batch_size <= kThreads) {
     __syncthreads();
@@ -105,7 +106,7 @@ __device__ void find_places(const TokenPlaces& p, int first, int end, int tile, 
       shift = max(p.kv_lens[request], 0) - end_of_request + first;
       ids = p.pages.row_of(request);
     }
-    // A warp looks up the pages of each of its requests together.
+    // All lanes of a warp look up the pages of one of its requests, and then those of the next.
     for (unsigned hits = __ballot_sync(~0U, begin < behind); hits != 0; hits &= hits - 1) {
       const int source = __ffs(static_cast<int>(hits)) - 1;
       const int last = __shfl_sync(~0U, behind, source);
@@ -138,7 +139,7 @@ __device__ Word<kTo, kVec> stored(const AppendSide& side, float scale, Word<kFro
   return narrowed<kFrom, kTo, kVec>(word, scale);
 }
 
-/// Whether every head begins at a multiple of the words that are read and stored.
+/// Whether every head can be read and stored in aligned words of `elements` elements.
 inline bool allows_words(const AppendSide& side, int elements) {
   const int to_bytes = elements * static_cast<int>(item_size(side.cache_dtype));
   return side.head_dim % elements == 0 &&

@@ -19,8 +19,8 @@ __device__ inline void wait_for_kernels_before() {
 #endif
 }
 
-/// Whether kernels of this file wait on the device: the file is compiled for exactly the device's
-/// architecture, and this has the instruction. Code for older architectures would not wait.
+/// Whether kernels of the including file wait on the device: the file is compiled for exactly the
+/// device's architecture, which has the instruction. Code for older architectures would not wait.
 inline bool can_wait(Device device) noexcept {
   const DeviceFacts& facts = device_facts(device.index);
 #ifdef __CUDA_ARCH_LIST__

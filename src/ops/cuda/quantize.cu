@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantize_fp8() on CUDA. A CTA has some tokens of one head; its threads go along the words of a
-// row and along the tokens.
+// quantize_fp8() on CUDA. A CTA has some tokens of one head. Its threads lie along the words of a
+// token in x, and along tokens in y.
 #include <algorithm>
 #include <cstdint>
 
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads)
   float scale = p.number;
   if (p.source != ScaleSource::kNumber) scale = *p.scale_of(head);
   // raise_scales_kernel leaves 0 for a head of zeros, and the first CTA of the head writes 1 there
-  // below. The others read either number.
+  // below. Other CTAs of the head may read 0 or 1, and use 1 either way.
   if (p.source == ScaleSource::kValues && scale == 0.0F) scale = 1.0F;
   for_each_word<kFrom, kTo, kVec>(p, [&](const auto* from, auto* to, int word) {
     to[word] = narrowed<kFrom, kTo, kVec>(from[word], scale);

@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kMaxThreads) rope_kernel(const __grid_constant
   }
 }
 
-/// The number of threads of a CTA: whole warps, among whose lanes a token's items are divided as
-/// evenly as possible.
+/// The number of threads of a CTA: the fewest whole warps that take a token's items (see HeadItems)
+/// in the fewest rounds.
 template <int kVec>
 int num_threads_for(const RopeParams& p) {
   const int num_items = (p.sides[0].num_heads + p.sides[1].num_heads) * HeadItems<kVec>(p).count;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rotation of heads on CUDA, for all operators that rotate. All roundings are written out, so
-// that these operators give the same bits.
+// The rotation of heads on CUDA, for all operators that rotate. Intrinsics fix every rounding: the
+// compiler cannot fuse operations of one operator only, so all operators give the same bits.
 #pragma once
 
 #include <cstdint>

@@ -110,7 +110,7 @@ struct BlockOfWarp {
   template <class Read>
   static __device__ uint32_t find_key(const Read& read) {
     if (kFromProbs) {
-      constexpr uint32_t kMostBits = 0x3f8147aeU;  // of a probability: 1.01
+      constexpr uint32_t kMostBits = 0x3f8147aeU;  // 1.01, the largest probability that is allowed
       uint32_t bits = 0;
       for_each(read, [&](float x) { bits = max(bits, sampling::bits_of(x)); });
       bits = __reduce_max_sync(~0U, bits);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Draws tokens of a row, which a cluster has, as if it had no filter: one or, with top-p alone, as
-// many as it takes until top-p keeps one (see "Draws with top-p alone" in ops/sampling_math.h).
+// Draws tokens from a row that the CTAs of a cluster share, as if there were no filter: one token
+// or, with top-p alone, further ones until top-p keeps one (see "Draws with top-p alone" in
+// ops/sampling_math.h).
 #pragma once
 
 #include <cmath>
@@ -16,7 +17,7 @@ static_assert(kMostTries % kClusterTries == 0);
 template <class Row>
 using RowBlock = BlockOfWarp<Row::kIsFromProbs, 4, 1>;
 
-/// Masses of blocks: in lane i those of CTA i, and those of warp i of this CTA; and those of all.
+/// Sums of the masses of blocks: lane i has the sum of CTA i, and the sum of warp i of this CTA.
 struct Masses {
   uint64_t of_rank;
   uint64_t of_warp;
@@ -226,7 +227,7 @@ __device__ void publish_sums_before(Row& row, const uint64_t (&tokens)[kClusterT
       sums[t] += before[2] + before[3];
     }
   }
-  // Equal elements before a token in its own word, which the loop has not counted.
+  // Adds elements that equal a token and come before it in its own word, which the loop left out.
   if (threadIdx.x < 3) {
 #pragma unroll
     for (int t = 0; t < kClusterTries; ++t) {

@@ -53,7 +53,7 @@ class BulkBarrier {
 
  private:
 #else
-  // Where kernels are emulated, a copy is there at once.
+  // For the emulator of the tests, where copy() copies at once. Older GPUs make no bulk copies.
   __device__ void init() {}
   static __device__ void fence_init() {}
   __device__ void copy(void* to, const void* from, uint32_t bytes) { memcpy(to, from, bytes); }

@@ -18,8 +18,8 @@ __device__ inline int cluster_size() {
 __device__ inline int cluster_rank() {
   return static_cast<int>(cooperative_groups::this_cluster().block_rank());
 }
-/// The two halves of a barrier of all threads of the cluster. It is not a barrier for what they
-/// write to memory, and so does not wait for it.
+/// The two halves of a barrier of all threads of the cluster. It does not make their writes to
+/// memory visible, and so does not wait for these.
 __device__ inline void cluster_arrive_relaxed() {
 #ifdef __CUDA_ARCH__
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\n" ::: "memory");

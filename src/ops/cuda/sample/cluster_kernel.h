@@ -14,9 +14,9 @@ namespace flashplan::cuda {
 /// Draws and writes the token, or returns why there is none. After the last barrier of the
 /// cluster no CTA touches the memory of another one, so each may end when it likes.
 ///
-/// With top-p alone, tokens are tried until top-p keeps one. `kThresholdFirst`: what top-p keeps is
-/// found first, as a log-probability needs it, and tells which of them it keeps. Else it is found
-/// only if top-p drops all tries.
+/// With top-p alone, tokens are tried until top-p keeps one. `kThresholdFirst`: the threshold of
+/// top-p is found before the tries, since log-probabilities need it, and tells which token is kept.
+/// Else the threshold is found only if top-p drops all tries.
 template <bool kThresholdFirst, class Row>
 __device__ SampleError choose_token(Row& row) {
   const SampleError of_row = load_row(row);
@@ -51,13 +51,14 @@ __device__ SampleError choose_token(Row& row) {
       write_tried(row, tried.token, total);
       return SampleError::kNone;
     }
-    row.has_candidates = false;  // what the CTAs told each other about them is overwritten
+    row.has_candidates = false;  // the tries have overwritten their counts in row.exchange
   }
   draw(row, cut);
   return SampleError::kNone;
 }
 
-/// Writes a token that top-p keeps. `total`: the mass of all that top-p keeps.
+/// Writes a token that top-p keeps. `total`: the mass of all that top-p keeps, for the
+/// log-probability.
 template <class Row>
 __device__ void write_tried(Row& row, uint64_t token, uint64_t total) {
   if (!is_first_thread_of_cluster()) return;

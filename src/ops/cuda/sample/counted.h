@@ -35,8 +35,8 @@ class SampleCounted : SummedRow<kDType, kFromProbs> {
  public:
   using Base::Base;
 
-  /// Reads the row. Draws the token, or finds out that only the threshold of the filter tells it;
-  /// writes the token where its log-probability needs no threshold, or an error.
+  /// Reads the row and draws the token, if that is possible without the threshold of the filter.
+  /// Writes the token, unless its log-probability needs the threshold; or writes an error.
   __device__ CountedRow<kFromProbs> run() {
     this->read_row();
     CountedRow<kFromProbs> counted{};
@@ -143,8 +143,8 @@ class SampleCounted : SummedRow<kDType, kFromProbs> {
     return token;
   }
 
-  /// Bounds of the mass of the elements that come before a token. In is_kept(): that mass, and the
-  /// row's.
+  /// Bounds of the mass of the elements that come before a token. In is_kept(), `least` is that
+  /// mass itself, and `most` is the mass of the row.
   struct Bounds {
     uint64_t least, most;
   };
@@ -165,7 +165,7 @@ class SampleCounted : SummedRow<kDType, kFromProbs> {
   __device__ Bounds bounds_of(uint64_t token) const {
     const float value = sampling::value_of(static_cast<uint32_t>(token >> 32));
     const int bin = bins_.bin_of(value);
-    // The listed elements, those of the last bin, can be compared with the token.
+    // The elements of the last bin are listed, so each can be compared with the token.
     const bool is_listed = bin == Values::kBins - 1;
     Bounds bounds;
     bounds.least = this->listed_mass_before(is_listed ? token ^ 0xffffffffU : 0);
@@ -176,7 +176,7 @@ class SampleCounted : SummedRow<kDType, kFromProbs> {
       const float from_base = bins_.unit_in(place_of_base_, place_of_largest_);
       bounds.least += static_cast<uint64_t>(shared_.above[thread] * from_base);
       bounds.least += sum_of_warp(own > bin ? mass_of_bin(own) : 0);
-      // The token is in its bin, too, but does not come before itself.
+      // The sum of the bin has the token's own weight, but the token does not come before itself.
       const auto block = static_cast<int>(static_cast<uint32_t>(token)) / kBlock;
       const bool is_own = block >= first_block_ && block < end_block_ && bin != 0;
       const uint32_t others = shared_.bins[bin] - (is_own ? bins_.amount_of(value) : 0U);
@@ -227,7 +227,7 @@ class SampleCounted : SummedRow<kDType, kFromProbs> {
       }
     });
     if (is_first_thread_of_cluster()) {
-      // Equal elements before the token in its own word.
+      // Adds elements that equal the token and come before it in its own word, left out above.
       for (int i = id / kVec * kVec; i < id; ++i) {
         if (elements_.at(i) == value) before += weight_of(value);
       }

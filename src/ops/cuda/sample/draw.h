@@ -11,21 +11,21 @@ namespace flashplan::cuda {
 
 /// Sums over the elements that a thread has.
 struct Sums {
-  uint64_t mass;  // above the cut
-  uint32_t ties;
+  uint64_t mass;  // of elements above the cut
+  uint32_t ties;  // elements that equal the cut
 };
 
 /// The CTA, warp or thread in which a draw goes on.
 struct Place {
   int index;
-  uint64_t target;       // what is left of it where this one begins
-  uint64_t ties_before;  // ties that come before this one
-  uint64_t total;
+  uint64_t target;       // the draw's, less the kept weights before this CTA, warp or thread
+  uint64_t ties_before;  // ties before this CTA, warp or thread
+  uint64_t total;        // of the kept weights of all lanes that pick() compared
 };
 
-/// Draws from what the cut keeps and writes the token: kept weights are added in the order of
-/// ids, over CTAs, over warps, over threads, each of which has a segment of the part, and at last
-/// in the segment.
+/// Draws from what the cut keeps and writes the token: the element at which the running sum of kept
+/// weights, in the order of ids, exceeds the target. It is searched over CTAs, then over warps,
+/// then over threads, each of which has a segment of the part, and at last in the segment.
 template <class Row>
 __device__ void draw(Row& row, const Cut& cut) {
   const int warp = warp_of_thread();
@@ -73,7 +73,7 @@ __device__ void draw(Row& row, const Cut& cut) {
   search(row, of_warp, cut, tie);
 }
 
-/// The first lane at which the kept weights of the lanes pass target_of(their sum).
+/// The first lane at which the running sum of kept weights exceeds target_of(sum of all lanes).
 template <class TargetOf, class Row>
 __device__ Place pick(Row& row, uint64_t mass, uint64_t ties, uint64_t ties_before, const Cut& cut,
                       uint32_t tie, const TargetOf& target_of) {

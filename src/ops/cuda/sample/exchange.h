@@ -43,12 +43,12 @@ class Exchange {
 
   /// Value `v` that a CTA sent in the last step.
   __device__ uint64_t value_of(int rank, int v) const { return values_of(step_ - 1, rank)[v]; }
-  /// That of the CTA of this lane's number; 0 where there is none.
+  /// Value `v` of the CTA whose rank is this lane's number; 0 if there is no such CTA.
   __device__ uint64_t value_of_rank(int v) const {
     const int lane = lane_of_thread();
     return lane < cluster_size() ? value_of(lane, v) : 0;
   }
-  /// Where in this step the values of this CTA have their place.
+  /// Where the values go that this CTA sends in this step: at the same place in each CTA.
   __device__ uint64_t* own_values() const { return values_of(step_, cluster_rank()); }
   /// The end of the memory of the values of all steps.
   __device__ uint64_t* end() const { return values_of(1, cluster_size()); }

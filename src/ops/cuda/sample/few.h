@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Filters and the draw of sample() where one CTA has all elements that may be kept, and these are
-// few: each is compared with each. With a small top-k, the largest values that the warps of a
+// Applies the filters of sample() and draws, if one CTA has all elements that may be kept and these
+// are few: each is compared with each. With a small top-k, the largest values that the warps of a
 // cluster found give a lower bound of the k-th largest element. All CTAs send their elements from
 // the bound on to the first CTA of the row, which draws from them.
 #pragma once
@@ -54,7 +54,7 @@ __device__ void draw_from_few(Row& row, int num, int32_t top_k) {
   const int end = warp_of_thread() * 32 >> log_parts < num ? num : 0;  // same for all lanes
   const uint4 own = index < num ? few[index] : make_uint4(0U, 0U, 0U, 0U);
   uint32_t rank = 0;
-  uint64_t above = 0;  // mass
+  uint64_t above = 0;  // mass of candidates that come before
 #pragma unroll 1
   for (int c = part; c < end; c += kFewAtOnce * parts) {
 #pragma unroll
@@ -67,7 +67,7 @@ __device__ void draw_from_few(Row& row, int num, int32_t top_k) {
   }
   rank = sum_of_parts(rank, parts);
   above = sum_of_parts(above, parts);
-  // The thread of the last rank that is kept tells the mass up to it.
+  // The threads of the candidate at the last rank that top-k keeps store the mass up to this rank.
   const auto last = static_cast<uint32_t>(min(top_k, num)) - 1;
   bool is_kept = index < num && rank <= last;
   if (is_kept && rank == last) row.shared.total = above + own.z;
@@ -83,7 +83,7 @@ __device__ void draw_from_few(Row& row, int num, int32_t top_k) {
   __syncthreads();
   const uint64_t total = row.shared.wanted;
   const uint64_t target = sampling::high_product(row.shared.random, total);
-  uint64_t before = 0;  // of kept ones, in the order of ids
+  uint64_t before = 0;  // mass of kept candidates with smaller ids
 #pragma unroll 1
   for (int c = part; c < end; c += kFewAtOnce * parts) {
 #pragma unroll
@@ -100,7 +100,7 @@ __device__ void draw_from_few(Row& row, int num, int32_t top_k) {
 
 // --- With a small top-k ---
 
-constexpr int kLargest = kMaxCluster * kRowWarps / 32;  // pairs of warps that a lane reads
+constexpr int kLargest = kMaxCluster * kRowWarps / 32;  // pairs of keys that a lane reads
 static_assert(kLargest * 32 == kMaxCluster * kRowWarps);
 
 /// Each thread of a warp has a key. Sends the two largest of them to all CTAs of the cluster.
@@ -167,8 +167,8 @@ __device__ uint32_t find_bound(Row& row, int top_k) {
   // else for the larger one.
   const bool has_both = cluster_size() <= kMaxCluster / 2;
   int num = kRowWarps * cluster_size() * (has_both ? 2 : 1);  // of keys that are at least `low`
-  // If more keys than these reached the bound, more elements of the row than kMostFew would: a warp
-  // may have elements from the bound on that are not among the keys.
+  // If more keys than these reached the bound, probably more elements of the row than kMostFew
+  // would: a warp may have further elements above the bound, which it has not sent.
   const int most = has_both ? num * 5 / 8 : num * 13 / 24;
   if (most < top_k) return 0;
   uint32_t keys[kLargest];
@@ -200,8 +200,8 @@ __device__ uint32_t find_bound(Row& row, int top_k) {
   return low;
 }
 
-/// Sends the part's elements from `low` on to the first CTA. Returns whether these are few, in
-/// the row and in each part.
+/// Sends the part's elements of at least `low` to the first CTA. Returns whether there are at most
+/// kMostFew in the row, and at most share_of_rank() in each part.
 template <class Row>
 __device__ bool gather_from(Row& row, float low) {
   const int share = share_of_rank();

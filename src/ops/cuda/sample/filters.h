@@ -34,8 +34,8 @@ __device__ SampleError load_row(Row& row) {
     largest = larger_or_nan(largest, x);
     if (Row::kIsFromProbs) smallest = fminf(smallest, x);
   });
-  // A thread that has a negative value sends infinity instead of its largest: both are no
-  // probabilities, and one message is enough.
+  // A thread with a negative value reports infinity as its largest value: neither is a probability,
+  // and the row's largest value then shows the error without a second message.
   if (Row::kIsFromProbs && smallest < 0.0F && largest == largest) largest = INFINITY;
   cluster_wait();  // all CTAs have begun: their shared memory can be written to
   send_largest(row, key_of(largest));
@@ -50,7 +50,8 @@ __device__ SampleError load_row(Row& row) {
   return row.largest == -INFINITY ? SampleError::kNoToken : SampleError::kNone;
 }
 
-/// Returns the mass of the row. Where filters are joint, top-p keeps its part of this mass.
+/// Returns the mass of the row. If filters are joint, stores it for top-p, which then keeps a part
+/// of this mass.
 template <class Row>
 __device__ uint64_t count_row(Row& row) {
   sum_segments(row, sampling::keep_all(0));
@@ -60,9 +61,8 @@ __device__ uint64_t count_row(Row& row) {
   return all;
 }
 
-/// Applies top-k and then top-p to a cut that keeps all but what min-p drops. Returns the mass
-/// that is left, if top-p is below 1. Parameters are read again where they are used, to save
-/// registers.
+/// Applies top-k and then top-p to a cut that keeps all but what min-p drops. Returns the mass that
+/// is left, or 0 if top-p is 1. Parameters are read again where they are used, to save registers.
 template <class Row>
 __device__ uint64_t apply_filters(Row& row, Cut* cut) {
   if (row.shared.top_k < row.p.vocab) {
@@ -82,8 +82,7 @@ __device__ uint64_t apply_filters(Row& row, Cut* cut) {
 
 /// The bytes of dynamic shared memory that a SampleRow needs for each CTA of a cluster: for what
 /// the CTA sends in two steps and for its sums of groups of bins. Clusters of more than kMaxCluster
-/// / 2 CTAs also need memory for the bins of one group; in smaller ones that of the candidates
-/// serves.
+/// / 2 CTAs also need memory for the bins of one group; smaller ones use that of the candidates.
 inline int bytes_of_rank(int max_cluster) {
   const int words = max_cluster > kMaxCluster / 2 ? kGroups + kGroupBins : kGroups;
   return kBytesOfRank + words * static_cast<int>(sizeof(uint64_t));
@@ -91,7 +90,8 @@ inline int bytes_of_rank(int max_cluster) {
 
 /// How launch_rows() divides rows of which clusters keep parts.
 inline RowDivision division_of_rows(int32_t num_rows, Device device) {
-  // Few rows: large clusters, so that all SMs have work. Many: fewer barriers for an element.
+  // Few rows get large clusters, so that all SMs have work. Many rows do not need these, and small
+  // clusters take fewer barriers for as many elements.
   const int64_t most = int64_t{kRowCtasOfSm} * device_facts(device.index).num_sms;
   const bool is_large = int64_t{num_rows} * kMaxCluster <= most;
   const int max_cluster = is_large ? kMaxCluster : kMaxCluster / 2;

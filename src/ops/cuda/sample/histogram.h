@@ -100,7 +100,8 @@ __device__ Bin find_bin_of_row(Row& row, uint64_t above, const WantedOf& wanted_
   return row.shared.found;
 }
 
-/// Adds the part's elements to bins by position_of(). `kFiltered`: only those that the cut keeps.
+/// Adds the part's elements to bins by position_of(). `kFiltered`: by weight, those that min-p
+/// drops and those not above the cut add 0.
 template <bool kByWeight, bool kFiltered, class Row>
 __device__ void fill_bins(Row& row, const Cut& cut) {
   clear_bins(row);
@@ -203,7 +204,7 @@ __device__ int bin_of_position(Row& row, float position) {
     const uint32_t bin = (sampling::bits_of(position) >> 18) - kFirstBits;
     return bin < kBins ? static_cast<int>(bin) : Bins::first_of_lane();
   }
-  constexpr float kMagic = 12582912.0F;  // leaves a whole number in the low bits
+  constexpr float kMagic = 12582912.0F;  // 1.5 * 2^23: floats near it are whole numbers
   constexpr float kLowest = -static_cast<float>(kBins - 1) / kBinsOfOne;
   const float shifted = fused_down(position, kBinsOfOne, kMagic + static_cast<float>(kBins - 1));
   return position >= kLowest

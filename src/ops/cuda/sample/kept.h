@@ -128,11 +128,11 @@ class KeptOfRow {
     uint64_t all = 0;
     uint64_t above = 0;  // the range
     uint32_t num_above = 0;
-    // The end of the row was read last, so that L2 may still have it.
+    // Blocks are read from the end of the row on: it was read last, so L2 may still have it.
 #pragma unroll 1
     for (int block = num_blocks() - 1 - warp_of_thread(); block >= 0; block -= kRowWarps) {
       const int first = block * kBlock + lane_of_thread() * kVec;
-      uint64_t of_block = 0;  // of `above`
+      uint64_t of_block = 0;  // what the block adds to `above`
       Bits are_above = 0;
       Bits in_range = 0;
       elements_.read_block(block, [&](const float (&x)[kVec], int i) {
@@ -211,7 +211,7 @@ class KeptOfRow {
     keys_ = {common_.least, common_.most};
   }
 
-  /// Keys and ids.
+  /// The list: each element has the key in the high half and the id in the low one.
   __device__ uint64_t* listed() const { return reinterpret_cast<uint64_t*>(shared_.bins); }
   /// The number of listed elements, or more than kMostListed if the list has no room for all. Other
   /// threads change it while they list elements.
@@ -266,7 +266,7 @@ class KeptOfRow {
     share_keys({key_of(least), key_of(most)});
     return sum_of_cta(num) * amount_of_key(keys_.least);
   }
-  /// Narrows the keys to some that have the threshold. Returns the range of their values.
+  /// Narrows keys_ to fewer keys that include the threshold's. Returns the range of their values.
   __device__ Range divide() {
     if (by_count_) {
       keys_ = divide_by_counts(elements_, keys_, wanted_amount(), shared_, common_);
@@ -343,7 +343,7 @@ class KeptOfRow {
     uint64_t num_ties = 0;
     for_each_tie([&](uint32_t /*id*/) { ++num_ties; });
     if (sum_of_cta(num_ties) <= cut_.num_ties) return;
-    KeyRange ids{0, last};  // from the end
+    KeyRange ids{0, last};  // counted from the end of the row
     uint64_t above = 0;
     while (ids.least != ids.most) {
       above = ids.narrow(
@@ -402,7 +402,8 @@ class KeptOfRow {
     });
     if (weight != 0) write(id, weight);
   }
-  /// The first block at which the masses pass *target, from which those before are taken. One warp.
+  /// The first block at which the running sum of masses exceeds *target. Subtracts the masses of
+  /// the blocks before it from *target. One warp calls it.
   static __device__ int find_block(const uint64_t* masses, int num_blocks, uint64_t* target) {
     int block = 0;
 #pragma unroll 1
@@ -453,8 +454,8 @@ __device__ __noinline__ void draw_kept(const SampleParams& p, int32_t row,
 }
 
 /// Draws from a row with top-p or top-k alone, or without filters, and writes the token or an
-/// error. Several CTAs share the row only if tokens are tried. That top-p drops all of them is so
-/// rare that then the first CTA finds the threshold alone.
+/// error. Several CTAs share the row only if tokens are tried. Top-p rarely drops all of them; if
+/// it does, the first CTA finds the threshold alone.
 template <DType kDType, bool kFromProbs>
 __device__ __forceinline__ void draw_counted(const SampleParams& p, int32_t row,
                                              CountedShared& shared, SampleShared& common) {

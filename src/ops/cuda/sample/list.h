@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a CTA keeps in shared memory of a row that it reads without holding all of it: candidates,
-// which are the elements that may pass the filters of sample(). Where they are all that may pass,
-// top-k, min-p, top-p and the draw need nothing else.
+// The list, in shared memory, of the candidates of a row that one CTA reads without holding it:
+// elements that may pass the filters of sample(). If all elements that may pass are listed, top-k,
+// min-p, top-p and the draw need nothing else.
 #pragma once
 
 #include <cmath>
@@ -12,11 +12,11 @@
 
 namespace flashplan::cuda {
 
-constexpr int32_t kMostStreamedTopK = 128;  // for which there is a bound of the candidates
+constexpr int32_t kMostStreamedTopK = 128;  // the largest for which candidates have a bound
 
 /// What a CTA keeps of a row.
 struct StreamList {
-  static constexpr int kMost = 512;  // of a warp
+  static constexpr int kMost = 512;  // candidates of a warp
   union {
     struct {
       uint32_t keys[kRowWarps][kMost];  // of the candidates that a warp has found
@@ -129,8 +129,8 @@ class SampleList {
     return last - row_.least;
   }
 
-  /// Takes over the row's largest value, once the row has been read. Returns false if it shows that
-  /// the row has an error.
+  /// Takes the row's largest value from shared memory, after the row has been read. Returns false
+  /// if the value shows an error of the row.
   __device__ bool read_largest() {
     row_.scale.largest = sampling::value_of(row_.shared.most);
     return fabsf(row_.scale.largest) < INFINITY;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A row that warps read once, block by block. A warp weighs each block relative to the block's
-// largest value. The entries of all blocks then tell what each block weighs in the row, and which
-// one has the token of a draw without filters: the threads of each CTA together find it, and the
-// warp that has weighed it draws the token.
+// largest value, and sends both as the block's entry. The entries of all blocks then tell what each
+// block weighs in the row, and which one has the token of a draw without filters: the threads of
+// each CTA together find that block, and the warp that has weighed it draws the token.
 #pragma once
 
 #include <cmath>
@@ -367,7 +367,7 @@ class PlainRow {
     return is_greedy_ ? 0 : sampling::high_product(chosen.random, block.sum);
   }
 
-  int num_fetchable_;  // blocks of the row that consist of words
+  int num_fetchable_;  // blocks of the row that consist of whole aligned words
   int fetched_ = -1;   // the block in words_
   Word<kDType, kVec> words_[kWords];
   // The blocks that the thread has weighed: the first one, their mass, and the mass of blocks

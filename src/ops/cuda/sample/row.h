@@ -19,8 +19,8 @@ using sampling::Cut;
 
 constexpr int kMaxCandidates = 768;  // of a row; each CTA of a cluster has an equal share
 constexpr int kMostFew = 160;        // candidates that are compared each with each
-constexpr int kFewPadding = 32;      // behind them
-constexpr int kValues = 4;           // that CTAs tell each other at once
+constexpr int kFewPadding = 32;      // zeros behind them, which unrolled loops may read
+constexpr int kValues = 4;           // values that a CTA sends in a step
 
 /// The shared memory of a CTA.
 struct SampleShared {
@@ -123,8 +123,8 @@ __device__ inline SampleError error_of_parameters(float temperature, int32_t top
   return SampleError::kNone;
 }
 
-/// A row and the state of its draw. All threads of the cluster call its functions together, and
-/// those that take a row, which are the steps of sample().
+/// A row and the state of its draw. All threads of the cluster call its functions together, and so
+/// the functions of other files that take a Row: these are the steps of sample().
 template <DType kDType, bool kFromProbs, bool kHeld>
 struct SampleRow {
   static constexpr bool kIsFromProbs = kFromProbs;
@@ -174,9 +174,9 @@ struct SampleRow {
   }
 
   /// Calls body(i) for those of this thread's words that have an element of at least `low`. Word n
-  /// begins at element i = begin + n * step, which is below `end`. All such words are found before
-  /// the first call, so that the lanes of a warp are in body() at the same time, even if the words
-  /// that they found have different numbers.
+  /// begins at element i = begin + n * step, which is below `end`. A thread tests 32 words before
+  /// it calls body() for those that it found. So the lanes of a warp are in body() at the same
+  /// time, even if their words have different numbers n.
   template <class Body>
   __device__ void for_words_from(float low, int begin, int end, int step, const Body& body) const {
     constexpr int kAtOnce = 32;
@@ -274,14 +274,14 @@ struct SampleRow {
   sampling::Scale scale{};
   float largest = 0.0F;
 
-  // Of a threshold: see threshold.h.
-  uint32_t least = 0;  // of the keys that are divided, or of the candidates
+  // For the search of a threshold (see threshold.h).
+  uint32_t least = 0;  // of the keys that a histogram divides, or of the candidates
   uint32_t most = 0;
   uint32_t num_gathers = 0;
-  bool lists_have_bins = false;     // in their memory, which other CTAs may still read
+  bool lists_have_bins = false;     // whether their memory has bins, which CTAs may still read
   bool has_too_many = false;        // whether the lists lack some candidates
-  bool has_candidates = false;      // in complete lists; masses above them are known
-  bool has_all_candidates = false;  // and no kept element is above them
+  bool has_candidates = false;      // whether lists are complete and masses above them known
+  bool has_all_candidates = false;  // whether, besides, no kept element is above them
 };
 
 }  // namespace flashplan::cuda

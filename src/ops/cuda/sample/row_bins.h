@@ -37,10 +37,10 @@ __device__ T sum_to_lane(std::type_identity_t<T> value) {
   return value;
 }
 
-/// Sums by bin. The 64-bit atomics of shared memory are loops, so a sum is two words: what leaves
-/// the low one is counted in the high one. The first bin may have most elements of a row, so each
-/// lane of a warp adds those to a word of its own: atomics on one word would wait for each other.
-/// The weights of that bin are below 2^6, so that these words stay below 2^32 in any row.
+/// Sums by bin. The 64-bit atomics of shared memory are loops, so a sum is two words: the high one
+/// counts the carries of the low one. The first bin may have most elements of a row, so each lane
+/// of a warp adds these to a word of its own: atomics on one word would wait for each other. The
+/// weights of that bin are below 2^6, so that these words stay below 2^32 in any row.
 struct Bins {
   uint32_t low[kBins + 32];
   uint32_t high[kBins];
@@ -55,7 +55,7 @@ struct Bins {
     for (int i = thread; i < kBins; i += kRowThreads) low[i] = high[i] = 0;
     if (thread < 32) low[kBins + thread] = 0;
   }
-  /// The amounts of four bins at once: four atomics on their way.
+  /// Adds to four bins, with four atomics on their way at once.
   __device__ void add(const int (&bins)[4], const uint32_t (&amounts)[4]) {
     bool carries[4];
     bool any = false;
@@ -149,10 +149,10 @@ struct KeyRange {
     least += static_cast<uint32_t>(bin) << shift;
     most = min(most, least + ((1U << shift) - 1));
   }
-  /// Narrows the keys to the bin at which the sum of amounts, from the largest key down and with
-  /// what is `above` all of them, reaches `wanted`, as the sum of all does. for_each(add) calls
-  /// add(key, amount) for this thread's part of what this CTA has of them. Returns the sum above
-  /// the bin. All threads of the CTA call it.
+  /// Narrows the keys to those of the bin at which `above` plus the amounts, added from the largest
+  /// key down, reach `wanted`. All amounts together must reach it. for_each(add) calls add(key,
+  /// amount) for this thread's elements. All threads of the CTA call it. Returns the sum above the
+  /// bin.
   template <class ForEach>
   __device__ uint64_t narrow(Bins& bins, uint64_t* groups, Bin& found, uint64_t wanted,
                              uint64_t above, const ForEach& for_each) {

@@ -52,7 +52,7 @@ class RowFilter {
     cut_ = sampling::keep_all(sampling::least_weight(row_.shared.min_p));
     if (kFromProbs || row_.p.joint) {
       const uint64_t all = count_row(row_);
-      // Where there is no output for the row, sample() has checked it.
+      // Without an output for the row, log-probabilities are listed, and sample() has checked it.
       if (kFromProbs && params_.out != nullptr && !sampling::sums_to_one(all, row_.largest)) {
         return SampleError::kProbabilities;
       }
@@ -66,7 +66,7 @@ class RowFilter {
     uint64_t total;  // mass of what the cut keeps of the row
   };
 
-  /// Finds which of the values of a cut's key are kept. All threads of the cluster call it.
+  /// Finds which of the elements that equal the cut are kept. All threads of the cluster call it.
   __device__ Ties find_ties(const Cut& cut) {
     if (threadIdx.x == 0) row_.shared.tie_end = 0;
     const auto own = sum_segments(row_, cut);
@@ -148,8 +148,8 @@ class RowFilter {
 
   // --- Log-probabilities ---
 
-  /// Writes the log-probabilities of the drawn token and of the likeliest tokens. sample() has
-  /// found the errors: where there is one, it has drawn no token.
+  /// Writes the log-probabilities of the drawn token and of the likeliest tokens. If the row has an
+  /// error, sample() has reported it and has drawn no token.
   __device__ void list(SampleError error) {
     if (error != SampleError::kNone) {
       write_no_logprobs(params_, row_.index());

@@ -74,8 +74,8 @@ class RowPart {
   __device__ int32_t begin() const { return begin_; }
   __device__ int32_t count() const { return count_; }
 
-  /// Starts to load the part, by bulk copies if is_bulk(), which go on beside the threads.
-  /// finish_load() must follow.
+  /// If is_bulk(), starts to load the part by bulk copies, which go on while the threads do other
+  /// work. finish_load() must follow in any case.
   __device__ void start_load(BulkBarrier (&arrived)[kBulks]) {
     if (!is_bulk()) return;
     if (threadIdx.x == 0) {
@@ -125,7 +125,7 @@ class RowPart {
     const int thread = static_cast<int>(threadIdx.x);
     const Storage* from = data();
     const int num_words = is_word_aligned() ? count_ / kVec : 0;
-    constexpr int kUnroll = 4;  // words on their way
+    constexpr int kUnroll = 4;  // words that a thread loads before it uses one
 #pragma unroll 1
     for (int first = thread; first < num_words; first += kRowThreads * kUnroll) {
       Word<kDType, kVec> words[kUnroll];
@@ -194,7 +194,7 @@ class RowPart {
     Word<kDType, kVec> words[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) words[u] = __ldcs(words_at(first) + u * 32);
-    __syncwarp();  // or the compiler loads some words only when the first one has come
+    __syncwarp();  // without it, the compiler loads some words only after the first has come
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       float values[kVec];
@@ -256,7 +256,7 @@ class RowPart {
     return (count_ / 4 + kThreadsOfAll - 1) / kThreadsOfAll * kRowThreads;
   }
 
-  /// The elements from `first` on, and what stands after the part's end.
+  /// Loads the elements from `first` on, and fills up the last word of a held part with after_end_.
   template <class Body>
   __device__ void load_rest(int first, const Body& body) {
     const int thread = static_cast<int>(threadIdx.x);
@@ -310,7 +310,7 @@ inline Grid split_rows(int32_t num_rows, int32_t vocab, Device device, const Row
     cluster *= 2;
   const int32_t part = static_cast<int32_t>((int64_t{vocab} + cluster - 1) / cluster);
   split->part = (part + division.multiple - 1) / division.multiple * division.multiple;
-  // GPUs without clusters may have 100 KB for an SM, in which 40 KB fit twice.
+  // GPUs without clusters may have 100 KB of shared memory for an SM: two CTAs can hold 40 KB each.
   const int32_t most = has_clusters ? kMaxHeld : 10 * 1024;
   split->held = split->part <= most;
   const int held_bytes = split->held ? split->part * static_cast<int>(sizeof(float)) : 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // sample() on CUDA: chooses the way to draw. Without filters, a cluster of CTAs reads a row and
-// keeps nothing of it. With filters, a cluster has the row in its shared memory, or, of many rows,
-// a CTA reads one without keeping it.
+// keeps nothing of it. With filters, a cluster keeps the row in its shared memory or, if there are
+// many rows, one CTA reads each row without keeping it.
 #include <cstdint>
 
 #include "ops/cuda/sample/list.h"
@@ -31,8 +31,8 @@ bool is_plain(const SampleParams& p, Device device) {
          !sampling::has_filters(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
 }
 
-/// Whether counted_kernel() is to draw from all rows. If a threshold has to be found, one CTA must
-/// read a row; for fewer rows, clusters that keep a row are faster.
+/// Whether counted_kernel() is to draw from all rows. There one CTA alone finds the threshold of a
+/// row. If thresholds are needed and rows are few, clusters that keep a row are faster.
 bool is_counted(const SampleParams& p, Device device) {
   if (is_greedy(p) || !is_countable(p) || p.joint) return false;
   if (p.from_probs && (p.temperature.each != nullptr || p.temperature.all == 0.0F)) return false;

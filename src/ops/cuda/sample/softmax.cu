@@ -21,10 +21,10 @@ template <int kThreads>
 struct Shared {
   Mailbox mail;
   float warp_values[kThreads / 32];
-  uint64_t of_ranks[kMaxCluster];  // as message_of() makes them
+  uint64_t of_ranks[kMaxCluster];  // the messages of all CTAs, made by message_of()
 };
 
-/// The largest value of a CTA, and the sum of its exponentials as a part of it.
+/// Packs the largest value of a CTA's part, and the sum of exponentials relative to that value.
 __device__ inline uint64_t message_of(float largest, float sum) {
   return sampling::bits_of(largest) | uint64_t{sampling::bits_of(sum)} << 32;
 }
@@ -35,7 +35,7 @@ __device__ inline float sum_in(uint64_t message) {
   return sampling::float_of(static_cast<uint32_t>(message >> 32));
 }
 
-/// 2^x, one instruction; 0 below 2^-126.
+/// 2^x by one instruction; results below 2^-126 are 0.
 __device__ inline float exp2_fast(float x) {
 #ifdef __CUDA_ARCH__
   float result;
@@ -104,7 +104,8 @@ __device__ float scale_of_part(float largest, float sum, float factor, Shared<kT
   return exp2_fast((largest - of_row) * factor) / sum;
 }
 
-/// What is subtracted from the elements of a part: one of nothing but -infinity adds 0 to the sum.
+/// What is subtracted from the elements of a part. It is 0 if all are -infinity, so that these add
+/// 0 to the sum and not NaN.
 __device__ inline float base_of(float largest) { return largest == -INFINITY ? 0.0F : largest; }
 
 /// log2(e) / temperature of a row.
@@ -123,7 +124,7 @@ class PartOut {
         count_(count),
         by_word_((reinterpret_cast<uint64_t>(out_) & 15) == 0) {}
 
-  /// Stores elements i to i + kCount - 1; i is a multiple of kCount, which words are made of.
+  /// Stores elements i to i + kCount - 1. i is a multiple of kCount, the elements of a word.
   template <int kCount>
   __device__ void store(int i, const float (&values)[kCount]) const {
     if (by_word_ && i + kCount <= count_) {
@@ -246,7 +247,7 @@ Status softmax(const SoftmaxParams& p, Device device, Stream stream) noexcept {
   return with_float(p.dtype, [&](auto dtype) {
     constexpr DType kFrom = decltype(dtype)::value;
     constexpr DType kWide = DType::kFloat32;
-    // The same split for any number of rows: results do not depend on the batch.
+    // The split does not depend on the number of rows, so results do not depend on the batch.
     RowParams<SoftmaxParams> params{p, {}};
     const auto split = [&](int cluster) {
       return split_rows(p.num_rows, p.vocab, device, {.max_cluster = cluster}, &params.split);

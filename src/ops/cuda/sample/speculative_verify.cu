@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// speculative_verify() on CUDA: a cluster of CTAs has a request. Whether a draft is accepted where
-// no other was rejected before it depends on two numbers, which are read for all drafts at once.
-// Only where drafts are rejected, and for the last token, is a row of probabilities read.
+// speculative_verify() on CUDA: a cluster of CTAs has a request. As long as no draft of the same
+// parent was rejected, two numbers tell whether a draft is accepted: its token's probabilities in
+// the target's row and in the draft's. They are read for all drafts at once. Whole rows are read
+// only once a draft is rejected, and for the last token.
 #include <cstdint>
 
 #include "flashplan/sampling.h"
@@ -16,7 +17,7 @@
 namespace flashplan::cuda {
 namespace {
 
-constexpr int kValues = 2;  // that CTAs tell each other at once
+constexpr int kValues = 2;  // values that a CTA sends in a step
 
 /// Each CTA of a cluster has a copy of all but what is for the exchange.
 struct Shared {
@@ -61,7 +62,7 @@ class Verifier {
                                  use);
   }
 
-  /// Fills what is shared of the drafts.
+  /// Reads the drafts into shared memory. Returns the error of a wrong draft, if there is one.
   __device__ SampleError read_drafts() {
     bool is_wrong = false;
     for (int i = static_cast<int>(threadIdx.x); i < p_.num_drafts; i += kRowThreads) {
@@ -129,7 +130,8 @@ class Verifier {
     return is_distribution(largest, fits, total);
   }
 
-  /// Reduces over the cluster what its threads found; leaves the largest value.
+  /// Reduces over the cluster what its threads found of a row, and sets largest_. Returns whether
+  /// the row is a distribution.
   __device__ bool is_distribution(float largest, bool fits, uint64_t total) {
     constexpr uint32_t kKeyOfMisfit = ~0U;
     const KeyAndSum found = reduce({fits ? sampling::key_of(largest) : kKeyOfMisfit, total});
@@ -137,7 +139,8 @@ class Verifier {
     return found.key != kKeyOfMisfit && sampling::sums_to_one(found.sum, 1.0F);
   }
 
-  /// Takes a draft's distribution off the row, whose sum is `sum`. False: a row is no distribution.
+  /// Subtracts a draft's distribution from the row, whose sum is `sum`. False: the target's or the
+  /// draft's row is no distribution.
   __device__ bool reject(int32_t draft, float sum) {
     if (part_.num_rejected == 0 && !load_target()) return false;
     float largest = 0.0F;
@@ -152,7 +155,7 @@ class Verifier {
       total += sampling::weight_of_probability(q, sampling::absolute_scale());
     }
     const bool is_right = is_distribution(largest, fits, total);
-    // The barriers of the reductions are behind all threads' reads of shared_.rejected.
+    // All threads have read shared_.rejected before the barriers in is_distribution().
     if (threadIdx.x == 0) shared_.rejected[part_.num_rejected] = {draft, sum};
     ++part_.num_rejected;
     __syncthreads();
@@ -161,13 +164,13 @@ class Verifier {
 
   __device__ SampleError draw_token() {
     if (part_.num_rejected == 0 && !load_target()) return SampleError::kProbabilities;
-    if (largest_ == 0.0F) load_target();  // rounding has left nothing
+    if (largest_ == 0.0F) load_target();  // rounding has left nothing: draw from the target's row
     scale_ = sampling::make_scale(largest_, 1.0F, true);
     draw(random(sampling::kUseVerify), p_.out + request_ * p_.out_stride + num_accepted_);
     return SampleError::kNone;
   }
 
-  /// All but the token that was drawn.
+  /// Writes all results but the token that was drawn, which draw() writes.
   __device__ void write(SampleError error) const {
     const bool is_right = error == SampleError::kNone;
     const int32_t num_accepted = is_right ? num_accepted_ : 0;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // sample() of many rows: one CTA reads each row, and does not hold it in shared memory. If top-k is
 // small or min-p is given, the CTA lists the elements that may pass while it reads the row, and
-// then draws from the list. With another filter alone, or none, it draws as kept.h says.
+// then draws from the list. With top-p or a large top-k alone, or without filters, it draws by
+// draw_counted().
 #pragma once
 
 #include <cmath>
@@ -81,13 +82,13 @@ class SampleStream : SampleList<kDType> {
   /// The first kProbed elements of the row are read before the others, to find a value that all
   /// candidates must reach.
   static constexpr int32_t kProbed = kRowWarps * RowPart<kDType, false>::kBlock;
-  static constexpr int32_t kPrefetched = 3 * kProbed;  // memory is busy while they are probed
+  static constexpr int32_t kPrefetched = 3 * kProbed;  // keeps memory busy during probe()
 
   /// Finds a bound for the list in the row's first elements. False if the list would be too long.
   __device__ bool probe() {
     if (row_.part.count() < kProbed) return false;
     float largest = -INFINITY;
-    float smallest = INFINITY;  // of the largest ones of words
+    float smallest = INFINITY;  // of the words' largest elements
     row_.part.stream(kProbed, [&](const float (&x)[kVec], int i) {
       float of_word = x[0];
 #pragma unroll
@@ -99,7 +100,7 @@ class SampleStream : SampleList<kDType> {
     share_extremes(row_, key_of(smallest), key_of(largest));
     const uint32_t least = row_.shared.least;
     row_.most = row_.shared.most;
-    __syncthreads();  // gather() changes the shared ones
+    __syncthreads();  // gather() changes the shared range
     if (cut_.min_weight != 0) {
       min_p_depth_ = row_.depth_of_min_p(cut_.min_weight);
       bound_ = sampling::value_of(row_.most) - min_p_depth_;
@@ -150,7 +151,7 @@ class SampleStream : SampleList<kDType> {
         [&](int /*block*/) {
           if (cut_.min_weight == 0) return;
           const uint32_t most = __reduce_max_sync(~0U, key_of(largest));
-          // The other warps of the CTA read it after each of their blocks.
+          // The other warps of the CTA raise their bounds by it after each of their blocks.
           if (lane_of_thread() == 0) atomicMax(&row_.shared.most, most);
           const uint32_t of_all = *static_cast<volatile uint32_t*>(&row_.shared.most);
           bound = fmaxf(bound, sampling::value_of(of_all) - min_p_depth_);

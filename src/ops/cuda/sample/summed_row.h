@@ -18,7 +18,7 @@ constexpr int kBinsOfThread = (kValueBins - 1) / kRowThreads + 1;
 __device__ inline int first_bin(int thread) { return kValueBins - 1 - thread * kBinsOfThread; }
 
 /// By how much the mass of a row may differ, in the units of its bins, as its weights are rounded
-/// to 1 / kOne of the largest one.
+/// to 1 / sampling::kOne of the largest one.
 template <bool kFromProbs>
 __device__ double rounding_of_row(int32_t vocab, float largest) {
   const double of_weights =
@@ -28,9 +28,9 @@ __device__ double rounding_of_row(int32_t vocab, float largest) {
 
 constexpr int kTriesAtOnce = 4;
 
-/// Elements above the bins that have a place in a list. The bins begin at the largest element of a
-/// fourteenth of a row of 128,256 elements. If the order of the row is random, whatever its values
-/// are, more elements than these are above it in 5 of 10^9 rows.
+/// The elements above the bins that a list has room for. The bins reach at least up to the largest
+/// of the elements that a CTA reads first, a fourteenth of a row of 128,256 elements. If the order
+/// of elements is random, whatever they are, more than these are larger in 5 of 10^9 rows.
 constexpr int kMostAboveBins = 256;
 
 /// The shared memory of a CTA, at the same place in all CTAs of a cluster.
@@ -70,7 +70,8 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
   static constexpr int kMostTries = static_cast<int>(sampling::kMostTries);
   static constexpr int kLastSummed = Values::kBins - 2;  // elements of the last bin are listed
 
-  /// The error of the parameters or of the row, which is weighed.
+  /// Waits for the entries of all blocks and weighs the row. Returns the error of the parameters or
+  /// of the row.
   __device__ SampleError find_error() {
     const SampleError error = this->receive_entries();
     if (error != SampleError::kNone) return error;
@@ -81,7 +82,7 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
     return is_distribution ? SampleError::kNone : SampleError::kProbabilities;
   }
 
-  /// Reads the CTA's part, and leaves the sums of its bins.
+  /// Reads the CTA's part, and sums up its weights by bins.
   __device__ void read_row() {
     if (threadIdx.x == 0) {
       for (Mailbox& mail : shared_.bounds_mail) mail.init();
@@ -121,7 +122,7 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
       __syncthreads();
       found = sampling::value_of(this->largest_of_cta(key_of(largest_of_some())));
     }
-    const float base = found > -INFINITY ? found : 0.0F;  // of a CTA that has no part, too
+    const float base = found > -INFINITY ? found : 0.0F;  // 0 for a CTA without a part
     bins_ = Values(base, is_greedy_ ? 1.0F : scale_.factor);
     place_of_base_ = bins_.place_of(base);
     least_of_last_ = bins_.least_of_last();
@@ -144,8 +145,8 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
   }
 
   /// Adds elements to the bins; all threads of the warp call it. Atomics on one bin wait for each
-  /// other, so where the elements of the warp's last block were about equal, which those of the
-  /// next one probably are, too, one thread adds those of a bin for all.
+  /// other. If the elements of the warp's last block were about equal, those of this block probably
+  /// are, too: if all that the warp adds here are in one bin, one thread adds their sum.
   __device__ void add_to_bins(const float (&x)[kVec]) {
     uint32_t parts[kVec];
 #pragma unroll
@@ -170,9 +171,9 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
       Values::add(shared_.bins, parts[e], kValueBins + lane_of_thread());
   }
 
-  /// Lists those elements of a block that are in the last bin. One warp calls it. The block is
-  /// loaded a second time, all words at once: this code for each word in the loop over blocks would
-  /// be most of the loop.
+  /// Lists those elements of a block that are in the last bin. One warp calls it. It loads the
+  /// block a second time, all words at once: inside the loop that reads blocks, this code would be
+  /// most of that loop.
   __device__ void list_last(int block) {
     const int first = block * kBlock + Base::OfWarp::first_of(0);
     uint32_t in_last = 0;  // a bit for each element of the thread
@@ -227,7 +228,7 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
   /// is relative to the base, since the row's largest value may be in another CTA's part and is not
   /// known yet. A barrier must come before it is read.
   __device__ void sum_bins() {
-    const float below = bins_.unit_in(0.0F, 1.0F);  // of the next bin
+    const float below = bins_.unit_in(0.0F, 1.0F);  // unit of the bin below / unit of a bin
     const int end = max(first_bin(static_cast<int>(threadIdx.x)) - kBinsOfThread, -1);
     const int first = min(first_bin(static_cast<int>(threadIdx.x)), kLastSummed);
     float unit = bins_.mass(1U, first, place_of_base_);
@@ -264,7 +265,7 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
   float place_of_largest_ = 0.0F;
 
  private:
-  // What a block weighs that is about flat: half of what it weighs if its elements are equal.
+  // A block that weighs more is about flat: half of the weight of a block of equal elements.
   static constexpr uint64_t kFlat = uint64_t{kBlock} << (kFromProbs ? 25 : 26);
 
   float least_of_last_ = 0.0F;  // see ValueBins

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threshold of a filter of sample(), which is found in three steps: a histogram of the row
-// tells the range of values that has it; the candidates, which are the elements in that range, go
-// to lists that each CTA has of all of them; the threshold is found among them. Where they are too
-// many, the next histogram divides their range.
+// The threshold of a filter of sample() is found in three steps. A histogram of the row tells the
+// range of values that contains it. The elements in that range, the candidates, go to lists, and
+// each CTA of the cluster has the lists of all CTAs. The threshold is found among the candidates.
+// If there are too many of them, a further histogram divides their range.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@ namespace flashplan::cuda {
 
 // --- The candidates, of which each CTA has all ---
 
-/// Candidates that the lists have place for, of each CTA of the cluster.
+/// How many candidates the list of one CTA of the cluster has room for.
 __device__ inline int share_of_rank() {
-  return kMaxCandidates >> (__ffs(cluster_size()) - 1);  // it is a power of two
+  return kMaxCandidates >> (__ffs(cluster_size()) - 1);  // the size is a power of two
 }
 
 /// How many entries of its list a CTA sends: its candidates, and unused ones up to a multiple of
@@ -24,10 +24,10 @@ __device__ inline int sent_of(int num_candidates) {
   return num_candidates <= share_of_rank() ? (num_candidates + 3) / 4 * 4 : 0;
 }
 
-/// Puts the elements of a range of positions, or of values from the low to the high one, in the
-/// lists of all CTAs, and tells these the CTA's mass above. After it row.least and row.most are the
-/// range's smallest and largest key, and row.has_too_many whether a CTA has more than its share of
-/// the lists.
+/// Puts the part's elements in a range of positions, or of values from the low to the high one, in
+/// the lists that all CTAs have, and tells all CTAs the part's mass above the range. After it
+/// row.least and row.most are the smallest and the largest key in the range, and row.has_too_many
+/// tells whether a CTA has more candidates than its list holds.
 template <bool kByValue, class Row>
 __device__ void gather_candidates(Row& row, const Range& range) {
   const int share = share_of_rank();
@@ -48,7 +48,7 @@ __device__ void gather_candidates(Row& row, const Range& range) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) is_in[e] = is_in_range<kByValue>(row, x[e], range);
     if (!(is_in[0] || is_in[1] || is_in[2] || is_in[3])) continue;
-    unsigned left = 0;  // bits of the elements
+    unsigned left = 0;  // bits of the elements in the range
 #pragma unroll
     for (int e = 0; e < 4; ++e) left |= is_in[e] ? 1U << e : 0U;
 #pragma unroll 1

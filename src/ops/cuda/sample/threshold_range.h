@@ -22,8 +22,9 @@ __device__ double wanted_of_bins(const SampleParams& p, int32_t row,
   return wanted + sign_of_error * (2.0 * Values::kError * wanted + rounding);
 }
 
-/// The range of values that contains the threshold, as far as sums of bins tell, which are those of
-/// all elements of the row. All threads of the CTA call it, and have read the bins when it returns.
+/// The range of values that contains the threshold, as far as the sums of bins tell. The bins must
+/// have all elements of the row. All threads of the CTA call it, and have read the bins when it
+/// returns.
 template <bool kFromProbs>
 __device__ Range range_of_threshold(const SampleParams& p, int32_t row,
                                     const CountedRow<kFromProbs>& counted, CountedShared& shared,

@@ -20,7 +20,7 @@ template <bool kFromProbs>
 class ValueBins {
  public:
   static constexpr int kBins = 8192;
-  /// Sums of weights of as many elements fit 32 bits.
+  /// A row may have at most this many elements, so that the sum of a bin fits 32 bits.
   static constexpr int32_t kMostElements = kFromProbs ? 262144 : 262600;
   /// How much a sum of weights differs from the exact one, at most, as a part of it: half a part
   /// for each element, and the rounding of sums of bins.
@@ -65,15 +65,15 @@ class ValueBins {
     const int bin = bin_of_part(part);
     atomicAdd(&sums[bin != 0 ? bin : rest], amount_of_part(part));
   }
-  /// How many elements a bin has whose sum is `sum`: exact up to 500.
+  /// How many elements a bin has whose sum is `sum`: exact up to 500 elements.
   static __device__ uint32_t count_in(uint32_t sum, int bin) {
     const uint32_t first = static_cast<uint32_t>(bin) << kLogParts;
     const auto middle = static_cast<float>(amount_of_part(first)) + 0.5F * kLast;
     return static_cast<uint32_t>(static_cast<float>(sum) / middle + 0.5F);
   }
 
-  /// A number in the units of bins, whose whole part is the bin if it is not beyond the last one;
-  /// 0 for probabilities, whose bins do not depend on a base.
+  /// Where x lies, in units of bins: the whole part is the number of the bin, unless x is beyond
+  /// the last one. It is 0 for probabilities, whose bins do not depend on a base.
   __device__ float place_of(float x) const {
     return kFromProbs ? 0.0F : sampling::fused(x, slope_, offset_) * kBinsOfRange;
   }
@@ -103,8 +103,8 @@ class ValueBins {
   static __device__ float unit_in(float largest, float other_largest) {
     return exp2f((largest - other_largest) / kOfOctave);
   }
-  /// A mass in units of which the row's largest logit, or a probability of 1, weighs 2^30, in the
-  /// units of mass().
+  /// Converts a mass to the units of mass(), from units in which the row's largest logit, or a
+  /// probability of 1, weighs 2^30.
   static __device__ double mass_of_row(uint64_t total) {
     return static_cast<double>(total) * (kFromProbs ? 8.0 : 0x1p-30 * kOne * 0x1p20);
   }
@@ -113,7 +113,7 @@ class ValueBins {
   static constexpr int kLogParts = 5;
   static constexpr int kShift = 10;     // probabilities: bits of a float below those of its part
   static constexpr int kFirst = 24576;  // the upper 17 bits of 2^-31
-  static constexpr uint32_t kGrowth = 510;  // logits: a bin's weights are 1 / kGrowth larger
+  static constexpr uint32_t kGrowth = 510;  // logits: weights grow by 1 / kGrowth from bin to bin
   static constexpr uint32_t kOne = kFromProbs ? 8192 : kGrowth << kLogParts;
   // Probabilities: the mantissa. Logits: the part.
   static constexpr uint32_t kMask = kFromProbs ? 8191 : (1U << kLogParts) - 1;
@@ -123,7 +123,7 @@ class ValueBins {
   // A logit is placed between the first part, at 0, and the last one, at 1.
   static constexpr auto kLastPart = static_cast<float>((kBins << kLogParts) - 1);
   static constexpr float kBinsOfRange = kLastPart / (1 << kLogParts);
-  static constexpr float kWhole = 8388608.0F;  // leaves a whole number in the low bits
+  static constexpr float kWhole = 8388608.0F;  // 2^23: floats from it on are whole numbers
 
   /// x, but at least 0 and at most 1. On a GPU it is part of the instruction that computes x.
   static __device__ float within_one(float x) {

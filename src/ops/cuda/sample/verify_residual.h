@@ -34,7 +34,7 @@ __device__ float probability_of_draft(const VerifyParams& p, int32_t request, in
   return id == p.token(request, draft) ? 1.0F : 0.0F;
 }
 
-/// The target's probabilities less those of drafts that were rejected.
+/// The target's probabilities, from which those of rejected drafts are subtracted.
 template <DType kDType, bool kHeld>
 class Residual {
  public:
