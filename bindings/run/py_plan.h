@@ -50,7 +50,7 @@ class PyPlan {
 
   // Members are destroyed in reverse order. So plan_ is destroyed before stream_of_plan_ and
   // workspace_, which it uses.
-  nb::object stream_of_plan_;  // must exist until the next plan() on another stream
+  nb::object stream_of_plan_;  // keeps plan()'s stream alive until a plan() on another stream
   Workspace workspace_;
   Plan plan_;
   std::optional<Producer> last_producer_;

@@ -12,8 +12,8 @@ namespace nb = nanobind;
 
 /// The memory of an object that has __array_interface__ and a dtype of ml_dtypes.
 struct ArrayInterface {
-  /// Raises TypeError or ValueError naming the argument, also for dtypes that are imported by
-  /// DLPack alone.
+  /// Raises TypeError or ValueError naming the argument. Dtypes that are not of ml_dtypes are
+  /// refused, too: they are imported by DLPack.
   ArrayInterface(const char* name, nb::handle object);
 
   /// False: the object has no __array_interface__.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arguments k_scale and v_scale: each is a number, or a tensor that kernels read.
+// Arguments that are scales, such as k_scale: each is a number, or a tensor that kernels read.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -48,8 +48,8 @@ inline constexpr DType kStoredIn16Bits = DType::kBFloat16;
 /// naming the argument.
 class TensorArg {
  public:
-  /// `stored_as`: the dtype of the values where the object's dtype is uint8 or uint16; null: those
-  /// are refused.
+  /// `stored_as`: the dtype of the values if the object has unsigned integers of the same size, 8
+  /// or 16 bits. Null: such objects are refused, unless `kind` accepts their dtype.
   TensorArg(const char* name, nb::handle object, TensorKind kind, CallStream& stream,
             const DType* stored_as = nullptr, Access access = Access::kRead);
 

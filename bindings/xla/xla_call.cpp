@@ -18,7 +18,7 @@ bool find_dtype(int32_t dtype, DType* found) noexcept {
     case xla::kF8E5M2: return *found = DType::kFloat8E5M2, true;
     case xla::kS32: return *found = DType::kInt32, true;
     case xla::kS64: return *found = DType::kInt64, true;
-    case xla::kU8: return *found = DType::kFp8DsMla, true;  // bytes: JAX has no such dtype
+    case xla::kU8: return *found = DType::kFp8DsMla, true;  // bytes: JAX has no fp8_ds_mla
     case xla::kU32: return *found = DType::kUInt32, true;
     default: return false;
   }
