@@ -18,7 +18,7 @@ _NAMES = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn_interface
 
 
 def _functions() -> ModuleType:
-    """The module flashplan.flash_attn. It imports this module, so it is imported in calls alone."""
+    """The module flashplan.flash_attn. It imports this module, so this one imports it in calls."""
     from flashplan import flash_attn
 
     return flash_attn

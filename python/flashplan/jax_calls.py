@@ -292,7 +292,7 @@ def _refuse_gradient(call: Call, _primals: Any, _tangents: Any) -> NoReturn:
     )
 
 
-# jit compiles the call even if the caller does not, so that arrays that are divided there, too, are
-# partitioned.
+# With jit the call is compiled also outside of compiled functions, since JAX partitions only
+# compiled calls, and arrays may be divided among devices there, too.
 call_xla: Any = jax.custom_jvp(jax.jit(_call_xla, static_argnums=0), nondiff_argnums=(0,))
 call_xla.defjvp(_refuse_gradient)

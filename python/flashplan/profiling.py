@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes calls events in profiles of PyTorch, if the variable FLASHPLAN_PROFILE asks for them."""
+"""Records calls as events in profiles of PyTorch, unless FLASHPLAN_PROFILE is unset, empty or 0."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ class Runs:
     """The part of `Attention` that executes its current plan.
 
     Args:
-        plan: the plan that run() executes, and that bound runs execute, in its current state.
-        variant: the variant in the plan's options; it packs its arguments of a run.
+        plan: the plan that run() and bound runs execute, as it is at each call.
+        variant: the variant in the plan's options. It converts the arguments that it adds to run().
     """
 
     def __init__(self, plan: _core.Plan, variant: Variant | None) -> None:
@@ -153,9 +153,10 @@ class Runs:
                 no v; q and k may each be a pair of tensors, with the first head_dim_vo dims and
                 with the others; and k may lack the dimension of heads. With "fp8_ds_mla" the last
                 dimension of k has 656 bytes.
-            k_tail: [kv_tokens, any]: the last dims of ragged k, where all kv heads share these, as
-                DeepSeek's share the rotated dims; k then has the other dims. GPUs
-                refuse it for keys of up to 128 dims, and Hopper's kernels with a variant or rope.
+            k_tail: [kv_tokens, any]: the last dims of ragged k, if all kv heads share them, as
+                DeepSeek's heads share the rotated dims; k then has only the other dims. GPUs refuse
+                it for keys of up to 128 dims, and Hopper's kernels refuse it with a variant or
+                rope.
             block_table: [batch_size, max_pages] int32 page ids of each request, or
             page_indptr, page_indices: the page table as CSR, [batch_size + 1] and [num_ids] int32.
                 An id that no query sees may be anything. On the CPU a visible id outside of the

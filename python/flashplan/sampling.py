@@ -193,8 +193,8 @@ def sample(
     Tokens are drawn, and log-probabilities computed, from weights that are rounded to integers.
     With a filter, and for "raw" log-probabilities, the likeliest token of a row weighs 2^30, so
     that a token of less than 2^-31 of its probability weighs 0 and is never drawn. Without a filter
-    the likeliest of each 768 neighbouring tokens weighs 2^27, and the 768 together weigh a whole
-    number of parts of 2^-30 of the row's likeliest token, rounded down.
+    the likeliest of each 768 neighbouring tokens weighs 2^27, and the weight of the 768 together is
+    rounded down to a multiple of 2^-30 of the weight of the row's likeliest token.
 
     Args:
         logits: [batch, vocab] float32, float16 or bfloat16 (also as uint16 memory), rows at any
@@ -208,7 +208,8 @@ def sample(
         seed: an int64, from which each request of the batch draws other random numbers; or an int64
             tensor with a seed for each request, whose tokens then do not depend on its place. A
             tensor [1] is one seed for all, in memory of the device.
-        offset: an int64, or a tensor of them, or [1]: give another one for each token of a request.
+        offset: an int64, or a tensor [batch] or [1] of int64: give another one for each token of a
+            request, so that its tokens are drawn from different random numbers.
         from_probs: whether `logits` holds probabilities; then temperature must be None, 0 or 1, and
             logit_bias None. With temperature 0 the sums are not checked.
         joint: all filters look at the distribution of the whole row, and a token is kept if each
@@ -228,9 +229,10 @@ def sample(
         top_out: the lists of top_logprobs, int32 and float32 [batch, n], written; default: new
             tensors in logits' framework.
         status: [batch] int32, written: 0 for a good row. On a GPU, a row with an error gets the
-            token -1, the logprob NaN, and a status that says what is wrong. Out of range is 1:
-            temperature, 2: top_k, 3: top_p, 4: min_p, 9: rows. 5: there is NaN or +inf, 6: all
-            logits are -inf, 7: from_probs without a distribution.
+            token -1, the logprob NaN, and a status that says what is wrong. The value of a
+            parameter is out of range: 1 temperature, 2 top_k, 3 top_p, 4 min_p, 9 rows. The row is
+            wrong: 5 it has NaN or +inf, 6 all logits are -inf, 7 it is no distribution, though
+            from_probs says so.
         stream: as in `Attention`; default: the current one of logits' framework. None on the CPU.
 
     Returns:

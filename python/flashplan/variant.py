@@ -43,8 +43,8 @@ class Variant:
     logits are also called for keys that a mask hides.
 
     exp, exp2, log, log2, tanh, sqrt, rsqrt, pow, sin, cos, erf, floor, ceil (of float), abs, min,
-    max (of int or float) and infinity() work on every device. Constants with a point are double:
-    write 1 or 0.5f.
+    max (of int or float) and infinity() work on every device. In C++, constants such as 1.0 and 0.5
+    are double: write 1 and 0.5f.
 
     docs/howto/variants.md is the guide.
 
@@ -59,9 +59,9 @@ class Variant:
         key_range: which keys each query may see, so that plan() skips the others: a function that
             plan() calls with three int64 arrays [tokens], `request, query, kv_len` of each query,
             as the bodies have them. It returns (begin, end), integers or arrays [tokens] of them:
-            the query sees keys begin to end - 1 at most. Tiles of keys that no query of a tile may
-            see are not read. The bodies must hide the other keys outside of the range, since these
-            are read and multiplied. Runs then take no kv_lens.
+            the query sees keys begin to end - 1 at most. A tile of keys is not read if no query of
+            a tile of queries may see any of them. Other keys outside of the range are read and
+            multiplied, so the bodies must hide them. Runs then take no kv_lens.
 
     Raises:
         ValueError: a name is no identifier, is used by something else, or there is no body.

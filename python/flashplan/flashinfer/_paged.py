@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class PagedWrapper(Wrapper):
-    # plan() of FlashInfer's wrappers gets the keys of each request as a count of all of them
-    # (kv_len_arr, True), or as the count of those on its last page (last_page_len, False).
+    # Whether plan() is given the number of all keys of each request (kv_len_arr), instead of the
+    # number of keys on its last page (last_page_len).
     _counts_all_keys = False
 
     def _set_buffers(

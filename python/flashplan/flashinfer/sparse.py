@@ -59,7 +59,7 @@ class BlockSparseAttentionWrapper(BlockWrapper):
             indptr, indices: [M / R + 1] and [blocks]: the blocks of keys of each block of queries.
             M, N, R, C: numbers of queries and keys, and those of a block, which divide them.
             mask: bool [blocks, R, C]: what queries see inside of the blocks; default: everything.
-            pos_encoding_mode: "NONE"; positions of keys inside of blocks are not those of the rows.
+            pos_encoding_mode: "NONE": keys of selected blocks have other positions than in k.
             o_data_type: dtype of o; "float16", the default, stands for that of q.
             options: FlashInfer's other options, which are refused unless they are None or False.
 
