@@ -9,15 +9,15 @@ namespace flashplan {
 /// The architecture that the code of a kernel was compiled for.
 struct Architecture {
   int32_t number = 0;  // 0: the host
-  char suffix = '\0';  // 'a' of "90a": runs on 9.0 alone; 'f' of "100f": on 10.x
+  char suffix = '\0';  // 'a', as in sm_90a: runs on 9.0 alone; 'f', as in sm_100f: on 10.x
 
   friend constexpr bool operator==(Architecture a, Architecture b) {
     return a.number == b.number && a.suffix == b.suffix;
   }
 };
 
-/// Shared memory of an SM in KB (CUDA C++ Programming Guide, technical specifications). A CTA can
-/// have all but 1 KB of it.
+/// Shared memory of an SM in KB (CUDA C++ Programming Guide, technical specifications). The system
+/// keeps 1 KB of it for each CTA.
 constexpr int smem_per_sm(int architecture) {
   if (architecture == 80 || architecture == 87) return 164;
   if (architecture < 90 || architecture / 10 == 12) return 100;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a work tile of the schedule begins in a run: its rows, its keys, and where masks matter.
+// What a kernel derives from a work tile before it computes: the rows, the keys, and the first key
+// that the caller's mask covers.
 #pragma once
 
 #include "abi/real_lens.h"
 
 namespace flashplan {
 
-/// A work tile, changed to fit the lengths, page table and mask that only the tensors of run()
-/// hold.
+/// The rows and keys of a work tile, fitted to the lengths, page table and mask that only the
+/// tensors of run() hold.
 struct BegunTile {
   PackedRows rows;
   int32_t request;
@@ -18,7 +19,7 @@ struct BegunTile {
 
 /// Begins a work tile of `segment`: finds its rows, fits its keys and the position of its queries
 /// to the real length of the request, leaves out keys without page ids, and looks up the first key
-/// that the caller's mask of bits covers. `tile_kv`: the keys of a step.
+/// that the caller's mask of bits covers. `tile_kv`: the number of keys in a step of the kernel.
 FLASHPLAN_HOST_DEVICE BegunTile begin_tile(const AttentionParams& p, int32_t tile_kv,
                                            const WorkTile& tile, const Segment& segment) {
   const int32_t row_begin = tile.row_tile * p.schedule.tile_q;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where keys and values lie: the one sparse format of the library. Strides are in elements.
+// Where keys and values lie. All kernels take ragged and paged keys and values in this form.
+// Strides are in elements.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ struct KvView {
   int64_t head_stride = 0;
 };
 
-/// The last dims of keys, if they lie in a tensor of their own instead of the rows of K. All kv
+/// The last dims of keys, if they lie in a tensor of their own and not in the rows of K. All kv
 /// heads have the same last dims.
 struct KeyTail {
   KvView view = {};
@@ -40,7 +41,7 @@ struct PageTable {
   const int32_t* indptr = nullptr;  // [batch_size + 1], or null for a block table
   int64_t row_stride = 0;
   Divisor page_size = {};
-  int32_t num_pages = 1;  // pages of the cache, whose ids are [0, num_pages); 1: ragged
+  int32_t num_pages = 1;  // pages of the cache, whose ids are [0, num_pages); ragged: 1
   int32_t num_ids = 0;    // ids in a row of the block table, or of all requests in CSR
 
   struct Row {

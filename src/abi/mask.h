@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which keys a query sees: the one rule for the planner, the CPU kernel and the GPU kernels.
+// Which keys a query sees. The planner, the CPU kernel and the GPU kernels all use this code.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,7 @@ struct Mask {
   FLASHPLAN_HOST_DEVICE KeySpan visible(int32_t position, KeySpan keys) const {
     const int32_t causal_end = position + 1;
     if (causal && causal_end < keys.end) keys.end = causal_end;
-    // position - window_left can not overflow: it is computed only where it is positive.
+    // position - window_left is computed only where it is positive, so it can not overflow.
     if (window_left >= 0 && window_left < position) {
       const int32_t window_begin = position - window_left;
       if (window_begin > keys.begin) keys.begin = window_begin;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The argument of every attention kernel: plain data, passed by value on a GPU. Strides are in
-// elements. All fields start as zero, so that a field that nobody sets is never a stale address.
+// elements. All fields are initialised, so that a pointer that nobody sets is null and not a stale
+// address.
 //
 // The order of groups and fields is the order in which a GPU kernel first reads them: parameters
 // come from memory, a line of 64 bytes at a time (docs/tuning/sm80.md).
@@ -24,20 +25,20 @@ namespace flashplan {
 /// The mask_begin of a request whose mask begins at the position of its first query.
 constexpr int32_t kAtFirstQuery = -0x7fffffff - 1;
 
-/// The schedule of the step, in memory of the device that runs it; see plan/schedule/schedule.h.
+/// The schedule of a batch, in memory of the device that runs it; see plan/schedule/schedule.h.
 struct ScheduleParams {
   const QueueStart* starts = nullptr;  // [num_ctas] (GPU)
   int32_t tile_q = 0;
   Divisor group_size = {};  // query heads of a kv head
-  int32_t chunk_kv = 0;     // keys of a chunk, which has a state; 0: one state per work tile
+  int32_t chunk_kv = 0;     // keys of a chunk, which gets its own state; 0: a state per work tile
   const Segment* segments = nullptr;
   const WorkTile* tiles = nullptr;
   const Merge* merges = nullptr;
   Arrivals* arrivals = nullptr;          // [merges]; zero when a run begins
   const int32_t* mask_begins = nullptr;  // [batch_size] keys or kAtFirstQuery; null without a mask
   int32_t num_ctas = 0;
-  /// Whether this kernel runs beside the kernel before it on the stream, which belongs to the same
-  /// run. It then waits for that kernel's end before it ends, instead of before it begins.
+  /// Whether this kernel runs at the same time as the previous kernel on the stream, which belongs
+  /// to the same run. It then waits for the end of that kernel at its own end, not at its start.
   bool beside_last = false;
 };
 
@@ -69,7 +70,7 @@ struct TensorParams {
   MaskBits mask = {};
 };
 
-/// What changes logits, weights and results: scales, softcap and sinks.
+/// Scales, softcap and sinks, which change logits, weights and results.
 struct VariantParams {
   // softmax_scale * q_scale * k_scale, to be multiplied with AttentionParams::head_scale()
   float logits_scale = 0.0F;

@@ -12,8 +12,8 @@ namespace flashplan {
 
 /// Fits a work tile of `rows` and planned `keys` to a request of `kv_len` keys. A length above the
 /// planned one counts as the planned one, a negative one as 0. Sets the position of the segment,
-/// and `keys`, to their values in a plan with this length, except that row tiles may be cut at
-/// other places. Afterwards there may be no keys: keys.end <= keys.begin.
+/// and `keys`, as a plan with this length would, except that such a plan may divide the keys among
+/// its work tiles at other places. Afterwards there may be no keys: keys.end <= keys.begin.
 FLASHPLAN_HOST_DEVICE void fit_to_length(const Mask& mask, const PackedRows& rows,
                                          const Divisor& group_size, int32_t tile_kv, int32_t kv_len,
                                          Segment& segment, KeySpan& keys) {
@@ -26,9 +26,10 @@ FLASHPLAN_HOST_DEVICE void fit_to_length(const Mask& mask, const PackedRows& row
       mask.visible_to_queries(first, last, segment.position, planned_len, tile_kv);
   segment.position = kv_len - segment.qo_len;
   const KeySpan real = mask.visible_to_queries(first, last, segment.position, kv_len, tile_kv);
-  // With a sliding window the keys begin earlier by `shift`, a multiple of tile_kv, and so do the
-  // cuts. Because both first keys are rounded down, there may be one step more than planned, which
-  // goes to the last work tile of the head.
+  // With a sliding window the visible keys begin `shift` keys earlier than planned, so the keys of
+  // each work tile move by `shift`, a multiple of tile_kv. Both first keys are rounded down, by
+  // different amounts, so there may be one step more than planned. The head's last work tile takes
+  // it.
   const int32_t shift = planned.begin - real.begin;
   const bool is_last = keys.end == planned.end;
   keys = {keys.begin - shift, keys.end - shift};
@@ -58,8 +59,7 @@ FLASHPLAN_HOST_DEVICE int32_t request_of(const WorkTile& tile, const Segment& se
 }
 
 /// The first key of a request that has bits in the caller's mask; INT32_MAX without a mask.
-/// `position`: the index, among the request's keys, at which its first query stands, for the real
-/// number of keys.
+/// `position`: where the request's first query stands among its real keys.
 FLASHPLAN_HOST_DEVICE int32_t first_masked_key(const AttentionParams& p, int32_t request,
                                                int32_t position) {
   if (!p.tensors.mask.is_given) return 0x7fffffff;
@@ -68,14 +68,15 @@ FLASHPLAN_HOST_DEVICE int32_t first_masked_key(const AttentionParams& p, int32_t
 }
 
 /// The number of states that a batch-invariant work tile of `merge` writes, one for each chunk.
-/// With a window the last work tile of a merge writes one more than planned; see fit_to_length().
+/// With a window the last work tile of a merge may get one step more than planned
+/// (fit_to_length()), so it always writes one state more than planned.
 FLASHPLAN_HOST_DEVICE int32_t num_chunk_states(const WorkTile& tile, const Merge& merge,
                                                const AttentionParams& p) {
   const int32_t chunk_kv = p.schedule.chunk_kv;
   const int32_t planned = (tile.kv_end - tile.kv_begin - 1) / chunk_kv + 1;
   const int32_t with_spare = planned + (p.mask.window_left >= 0 ? 1 : 0);
   const int32_t states_before = (tile.partial_row - merge.first_partial_row) / p.schedule.tile_q;
-  const int32_t left = merge.num_states - states_before;  // in the merge, from this tile on
+  const int32_t left = merge.num_states - states_before;  // the merge's states from this tile on
   return with_spare == left ? with_spare : planned;
 }
 

@@ -4,8 +4,8 @@
 
 namespace flashplan {
 
-/// A logit for each query head that counts in the softmax but has no value vector. The logits are
-/// float32 or bfloat16, in memory of the device that runs the kernel.
+/// One logit for each query head, which counts in the softmax but has no value vector. The logits
+/// are float32 or bfloat16, in memory of the device that runs the kernel.
 struct Sinks {
   const void* data = nullptr;  // [num_qo_heads]; null: none
   bool are_bfloat16 = false;

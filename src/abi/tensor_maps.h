@@ -11,9 +11,9 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128] = {};
 };
 
-/// Strides of keys or values in units of `bytes`, the largest power of two that divides them: the
-/// offset of every row is below kNoRow units. bytes = 0: some row is further away, or not aligned
-/// to 16 bytes.
+/// Strides of keys or values in units of `bytes`, the largest power of two that divides all of
+/// them. In these units the offset of every row is below kNoRow, so it fits into 32 bits. If bytes
+/// is 0, some row is further away, or not aligned to 16 bytes.
 struct RowUnits {
   static constexpr uint32_t kNoRow = 0xffffffffU;
 
@@ -23,8 +23,9 @@ struct RowUnits {
   uint32_t head = 0;
 };
 
-/// Boxes come to shared memory as matrix instructions read them, in blocks of 64 dims; dims past
-/// the last one are zeros. A tensor that no map can describe is copied row by row.
+/// The copy engine writes a box to shared memory in the layout that matrix instructions read: in
+/// blocks of 64 dims, with zeros for dims past the last one. A tensor that no map can describe is
+/// copied row by row.
 struct TensorMaps {
   bool has_q = false;
   bool has_q_tokens = false;
@@ -42,15 +43,15 @@ struct TensorMaps {
   RowUnits v_units;
   int32_t q_box_rows = 0;  // heads in a box of q or q_tail, where values are dims of keys
   TensorMap q;             // (dims, heads, tokens); a box has the rows of a tile
-  TensorMap q_tokens;      // as q, but a box has the heads of one kv head's group, of one token
+  TensorMap q_tokens;      // like q, but a box has one token's query heads of one kv head
   TensorMap k;             // (64 dims, 8 rows, blocks of 64 dims, groups of 8 rows, slabs)
   TensorMap v;
-  TensorMap o;  // as q; a box has 64 rows
-  // Where values are the first dims of keys: q_tail and k_tail have the other dims of queries and
-  // keys. Boxes of k then have four blocks of dims, those of k_tail one.
+  TensorMap o;  // like q, but a box has 64 rows
+  // Where values are the first dims of keys, q_tail and k_tail have the other dims of queries and
+  // keys. Boxes of k then have four blocks of dims, and boxes of k_tail have one.
   TensorMap q_tail;
-  // k_tail is also used where values are a tensor of their own and the last dims of keys are
-  // another one: boxes of k and k_tail are then (64 dims, rows of a step, 1, 1, heads).
+  // k_tail is also used where values are a tensor of their own, and the last dims of keys are a
+  // tensor of their own. Boxes of k and k_tail are then (64 dims, rows of a step, 1, 1, heads).
   TensorMap k_tail;
 };
 

@@ -8,9 +8,9 @@ FLASHPLAN_DEVICE float erf(float x) { return ::erff(x); }
 FLASHPLAN_DEVICE float floor(float x) { return ::floorf(x); }
 FLASHPLAN_DEVICE float ceil(float x) { return ::ceilf(x); }
 
-// The result has the common type of the arguments. Return types are written with the operators of
-// the bodies, so that an argument whose type lacks an operator is an error at the user's line, not
-// in these functions.
+// The result has the common type of the arguments. The return types use the operators of the
+// function bodies. If an argument's type lacks an operator, the compiler then reports the user's
+// line and not a line of these functions.
 template <typename A>
 FLASHPLAN_DEVICE auto abs(A x) -> decltype(x < 0 ? -x : x) {
   return x < 0 ? -x : x;

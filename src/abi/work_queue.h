@@ -12,8 +12,8 @@ namespace flashplan {
 
 /// A block of the sparse matrix: tokens of q against the keys of one row of the page table. Each
 /// request is one segment. A prefix that neighbouring requests share is one more segment, with the
-/// tokens of all these requests and the page table row of the first one. A Segment has 16 bytes,
-/// which a GPU copies by one instruction.
+/// tokens of all these requests and the page table row of the first one. A Segment has 16 bytes, so
+/// that a GPU copies it by one instruction.
 struct Segment {
   int32_t qo_begin;  // first token, a row of q and o
   int32_t qo_len;    // number of tokens
@@ -35,10 +35,10 @@ FLASHPLAN_HOST_DEVICE bool is_prefix(const Segment& segment) {
 /// these heads: row r of head number h is its row h * num_rows + r.
 ///
 /// Each work tile that has written states of a merge arrives at the merge, and the last one to
-/// arrive completes it. For rows of a request it then merges their own states with those of the
-/// prefixes around them, from `parent` to parent, and writes o and lse. A shared prefix has the
-/// rows of several requests, its readers; when it is complete, it arrives at the merge of each
-/// reader, as a work tile does.
+/// arrive completes it. If the rows are those of a request, this work tile then merges their states
+/// with the states of the prefixes around them, which it finds by following `parent`, and writes o
+/// and lse. A shared prefix has the rows of several requests, its readers. When its merge is
+/// complete, it arrives at the merge of each reader, as a work tile does.
 struct Merge {
   PackedRows rows;
   int32_t kv_head;
@@ -51,34 +51,34 @@ struct Merge {
   int32_t reader_step;   // distance from the merge of one reader to that of the next reader
 };
 
-/// The most rows of a work tile that has several kv heads and only a part of their keys: no kernel
-/// merges several heads of more rows.
+/// The most rows of a work tile that has several kv heads but only some of their keys, because no
+/// kernel can merge the states of several heads with more rows.
 constexpr int32_t kMostPairedRows = 8;
 
-/// The most pieces of split heads in a queue: one of a head that began in an earlier queue, and one
-/// of a head that goes on in a later queue. Pieces of shared prefixes, and of requests that read
-/// them, do not count.
+/// The most work tiles of a queue that have only some keys of their head: one may continue a head
+/// of an earlier queue, and one may have a head that goes on in a later queue. Work tiles of shared
+/// prefixes, and of requests that read them, do not count.
 constexpr int32_t kMostSplitsPerQueue = 2;
 
 /// Counts the arrivals at a merge, which waits for Merge::num_pieces of them. If each warpgroup of
-/// a tile, or each CTA of a pair, merges 64 rows of its own, counter i counts for the rows of
-/// warpgroup or CTA i. Otherwise counter 0 counts for all rows.
+/// a tile, or each CTA of a pair, merges 64 rows of its own, counter i is for the rows of warpgroup
+/// or CTA i. Otherwise counter 0 is for all rows.
 ///
 ///   1. When a run begins, all counters are 0. A GPU kernel leaves them so; the CPU clears them.
 ///   2. A work tile arrives once at its merge, after it has written its states. In the sm90 kernels
 ///      each warpgroup that has rows of the tile arrives by itself, except for tiles of readers.
 ///      The last one to arrive sees all states, and merges them.
 ///   3. The last one to arrive at the merge of a prefix arrives at the merges of all readers.
-///   4. Nobody else writes a counter or reads states, with two exceptions. Merges of many rows
-///      may be divided: kernels/device/merge_part.h says what the counter's bits are then. The
-///      sm90 kernels may mark the counter of a reader, which another CTA then merges:
-///      kernels/device/sm90/reader_merges.h.
+///   4. No other work tile writes a counter or reads states, with two exceptions. Several CTAs may
+///      each merge some rows of a merge of many rows: kernels/device/merge_part.h says what the
+///      counter's bits are then. The sm90 kernels may mark the counter of a reader, so that another
+///      CTA merges it: kernels/device/sm90/reader_merges.h.
 struct Arrivals {
   int32_t counters[4];
 };
 
-/// The first records of a work queue, copied to one place. A CTA reads all of them at once. If it
-/// looked them up one by one, each look-up would wait for the one before.
+/// The first records of a work queue, copied to one place so that a CTA reads all of them at once.
+/// If it looked up one record after the other, each look-up would wait for the one before.
 struct alignas(16) QueueStart {
   int32_t begin;  // index of its first work tile
   int32_t end;
