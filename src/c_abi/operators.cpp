@@ -211,7 +211,7 @@ Status penalise(const flashplan_penalty_tensors* given, Stream stream) noexcept 
   return apply_penalties(logits, history, history_lens, options, stream);
 }
 
-/// The arguments of the C++ functions that are read from a flashplan_sample_tensors.
+/// What a flashplan_sample_tensors holds, as arguments of sample() and filtered_probs().
 struct Sampling {
   TensorView logits;
   SampleOptions options;

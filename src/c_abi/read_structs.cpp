@@ -151,8 +151,8 @@ Status read_variant(const flashplan_variant_description* given, Variant* variant
   flashplan_variant_description d;
   FLASHPLAN_RETURN_IF_ERROR(read("description", given, default_description(), &d));
   FLASHPLAN_RETURN_IF_ERROR(check_reserved("description", d.reserved));
-  // If a count is negative, or more than the array below holds, nothing is copied, and
-  // Variant::create() refuses the list by its count alone. A null list stays null.
+  // If a count is negative, or larger than the array below, nothing is copied, because
+  // Variant::create() refuses such a count before it reads the list. A null list stays null.
   const auto has_list = [](const void* list, int32_t count, int32_t most) {
     return list != nullptr && count <= most;
   };

@@ -20,8 +20,8 @@ struct flashplan_variant {
 
 namespace flashplan::c_abi {
 
-// The defaults of structs: init functions write them, and fields that an older struct does not have
-// get them.
+// The default values of structs. Init functions write them, and read() takes them for fields that a
+// caller's older struct does not have.
 flashplan_options default_options() noexcept;
 flashplan_attention_tensors default_attention_tensors() noexcept;
 flashplan_append_tensors default_append_tensors() noexcept;
@@ -31,7 +31,7 @@ flashplan_variant_description default_description() noexcept;
 /// Refuses a reserved field of the struct `name` that is not 0.
 Status check_reserved(const char* name, int32_t reserved) noexcept;
 
-/// A tensor of a C struct, null if it is not given, and the view that is filled from it.
+/// A tensor of a C struct (null: not given), and the view that read_tensors() fills from it.
 struct TensorField {
   const char* name;
   const flashplan_tensor* given;

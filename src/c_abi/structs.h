@@ -16,8 +16,8 @@ namespace flashplan::c_abi {
 /// Whether a constant of the C interface has the value of the C++ one.
 constexpr bool is_same(int c, auto code) { return c == static_cast<int>(code); }
 
-/// The size that a struct had in the first release that had it. No caller's struct is smaller.
-/// These numbers never change. A struct that grows gets fields at its end, and its whole size is a
+/// The size that a struct had in the first release that had it. No caller's struct is smaller, and
+/// these numbers never change. A struct grows only by fields at its end, and its size must stay a
 /// multiple of 8 without padding.
 template <typename T>
 inline constexpr std::size_t kFirstSize = 0;
@@ -50,7 +50,8 @@ inline constexpr std::size_t kFirstSize<flashplan_sample_tensors> = 168;
 template <>
 inline constexpr std::size_t kFirstSize<flashplan_verify_tensors> = 104;
 
-/// No struct will ever be larger. A larger size comes from memory that was never initialised.
+/// The largest size that a struct of any version will have. A caller's struct_size above it must
+/// come from memory that was never initialised.
 constexpr std::size_t kMaxSize = 4096;
 
 /// Copies the caller's struct to `known`. Fields that an older struct does not have get the values

@@ -36,7 +36,7 @@ bool is_addressable(const TensorView& view) {
   int64_t reach = 1;  // elements from the lowest to the highest address
   bool overflows = false;
   for (int32_t d = 0; d < view.rank; ++d) {
-    int64_t steps = 0;  // 0 if the size is 1, when the stride may be anything
+    int64_t steps = 0;  // stays 0 if the size is 1, whatever the stride is
     overflows |= __builtin_mul_overflow(view.shape[d] - 1, view.stride[d], &steps);
     overflows |= steps < 0 ? __builtin_sub_overflow(reach, steps, &reach)
                            : __builtin_add_overflow(reach, steps, &reach);
@@ -48,9 +48,9 @@ bool is_addressable(const TensorView& view) {
   return !overflows && data >= 0;
 }
 
-/// A dimension along which elements share memory, or -1. In the order of strides, each dimension
-/// must step over all memory that the dimensions with smaller strides span. (This also refuses
-/// strides that interleave without sharing memory.)
+/// A dimension along which elements share memory, or -1. The stride of each dimension must step
+/// over all memory that the dimensions with smaller strides span. (This also refuses strides that
+/// interleave without sharing memory.)
 int32_t shared_dim(const TensorView& view) {
   struct Step {
     int64_t stride;
@@ -75,7 +75,8 @@ int32_t shared_dim(const TensorView& view) {
   return -1;
 }
 
-/// The bytes that the elements of a view span modulo `period`, or 0 if they may be anywhere.
+/// The bytes that the elements of a view span if their addresses are taken modulo `period`, or 0 if
+/// no such bound is known.
 int64_t span_modulo(const TensorView& view, int64_t period) {
   const int64_t item = item_size(view.dtype);
   int64_t span = item;
@@ -88,8 +89,8 @@ int64_t span_modulo(const TensorView& view, int64_t period) {
   return span;
 }
 
-/// Whether the elements of two views alternate with a period: modulo the period, all elements of
-/// one view are before those of the other.
+/// Whether the elements of two views alternate with a period: if addresses are taken modulo the
+/// period, all elements of `a` lie before all elements of `b`.
 bool alternate(const TensorView& a, const TensorView& b, int64_t period) {
   const int64_t span_a = span_modulo(a, period);
   const int64_t span_b = span_modulo(b, period);
@@ -100,8 +101,8 @@ bool alternate(const TensorView& a, const TensorView& b, int64_t period) {
   return span_a <= offset && offset + span_b <= period;
 }
 
-/// Whether one of two views whose extents intersect lies in the gaps of the other, so that no
-/// element's memory is shared.
+/// Whether one of two views whose extents intersect lies in the gaps of the other, so that no two
+/// elements share memory.
 bool lie_in_gaps(const TensorView& a, const TensorView& b) {
   for (const TensorView* view : {&a, &b}) {
     for (int32_t d = 0; d < view->rank; ++d) {
@@ -112,7 +113,7 @@ bool lie_in_gaps(const TensorView& a, const TensorView& b) {
   return false;
 }
 
-/// Checks, of two arguments whose extents intersect, that one lies in the gaps of the other.
+/// Checks two arguments whose extents intersect: one must lie in the gaps of the other.
 Status check_gaps(const TensorArgument& written, const TensorArgument& other) {
   if (lie_in_gaps(written.view, other.view)) return {};
   return error(StatusCode::kInvalidArgument, "%s: expected memory apart from %s, got an overlap",
@@ -130,7 +131,7 @@ bool has_elements(const TensorView& view) noexcept {
 
 bool is_plain(const TensorArgument& argument) noexcept {
   const TensorView& view = argument.view;
-  int64_t span = 1;  // elements that the dimensions looked at so far span
+  int64_t span = 1;  // elements spanned by the dimensions that the loop has passed
   bool fails = view.data == nullptr || (argument.written && view.read_only);
   for (int32_t d = view.rank - 1; d >= 0; --d) {
     const int64_t steps = view.shape[d] - 1;
@@ -203,7 +204,7 @@ Status check_apart(std::span<const TensorArgument> arguments) noexcept {
   for (const TensorArgument& argument : arguments) {
     const Extent extent = extent_of(argument.view);
     if (extent.end == extent.begin) continue;
-    // Each pair is checked once: an argument with those before it.
+    // Each argument is compared with the arguments before it, so each pair is checked once.
     for (std::size_t i = 0; i < count; ++i) {
       const TensorArgument& before = *places[i].argument;
       if (!extent.intersects(places[i].extent) || !(before.written || argument.written)) continue;
@@ -218,7 +219,7 @@ Status check_apart(std::span<const TensorArgument> arguments) noexcept {
 TensorView bytes_view(void* data, std::size_t size, Device device) noexcept {
   TensorView view;
   view.data = data;
-  view.dtype = DType::kFloat8E4M3;  // any dtype of one byte
+  view.dtype = DType::kFloat8E4M3;  // any dtype of one byte would do
   view.device = device;
   view.rank = 1;
   view.shape[0] = static_cast<int64_t>(size);

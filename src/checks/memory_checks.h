@@ -23,18 +23,18 @@ struct TensorArgument {
 bool has_elements(const TensorView& view) noexcept;
 
 /// Checks a view of known dtype and rank: sizes must be >= 0. If there are elements, the pointer
-/// must be neither null nor misaligned, and addresses must not wrap round. The memory of a written
-/// argument must be writable and not shared between elements.
+/// must be neither null nor misaligned, and no element's address may wrap round. A written argument
+/// must not be read-only, and no two of its elements may share memory.
 Status check_memory(const TensorArgument& argument) noexcept;
 
-/// Whether a view is in row-major order, gaps allowed, contiguous in the last dimension, and would
-/// pass check_memory(). This is a fast check that nearly all tensors pass; only the others need
-/// check_memory().
+/// Whether a view is in row-major order with a contiguous last dimension, and would pass
+/// check_memory(). Rows may have gaps between them. Nearly all tensors pass this fast check; only
+/// the others need check_memory().
 bool is_plain(const TensorArgument& argument) noexcept;
 
-/// Refuses a written argument that shares the memory of an element with another argument. Both have
-/// passed check_shape(); an argument that is not given passes. Tensors that lie in one another's
-/// gaps, such as the two halves of a combined cache, do not share memory.
+/// Refuses a written argument that shares the memory of an element with another argument. Both must
+/// have passed check_shape(). An argument that was not given shares no memory. Tensors that lie in
+/// one another's gaps, such as the two halves of a combined cache, do not share memory.
 Status check_apart(const TensorArgument& written, const TensorArgument& other) noexcept;
 
 constexpr std::size_t kMostArguments = 20;

@@ -20,7 +20,7 @@ class ShapeText {
     if (view.rank > kMaxRank) append("... of rank %lld", view.rank);
     close();
   }
-  /// Text of an expected shape. A limit of 2^31 is left out unless `got` exceeds it.
+  /// Text of an expected shape. A limit of INT32_MAX is left out unless `got` exceeds it.
   ShapeText(std::span<const Dim> shape, const TensorView& got) {
     const bool has_rank = got.rank == static_cast<int32_t>(shape.size());
     for (size_t d = 0; d < shape.size(); ++d) {

@@ -40,7 +40,7 @@ Status check_dtype(const TensorArgument& argument, DType expected, const char* w
 Status check_device(const TensorArgument& argument, Device expected) noexcept;
 
 /// Checks that a tensor is on the CPU or on cuda:<index>. Callers check this for the tensor whose
-/// device decides where the call runs; whether the machine has that GPU is found out later.
+/// device decides where the call runs. Whether the machine has that GPU is checked later.
 Status check_device_exists(const TensorArgument& argument) noexcept;
 
 /// Whether all rows of a tensor (its last dimension) begin and end at multiples of 16 bytes.
@@ -73,10 +73,11 @@ inline HeadScales head_scales(const TensorView& scales) {
   return {static_cast<const float*>(scales.data), scales.shape[0] > 1 ? 1 : 0};
 }
 
-/// Checks the products of a number and the scales of kv heads, which lie in host memory.
+/// Checks `scale` times each of `scales`, the scales of kv heads in host memory.
 Status check_scales(const char* name, float scale, const TensorView& scales) noexcept;
 
-/// The caller's tensors that form a page table: block_table, or both of the others.
+/// The caller's tensors that form a page table: block_table alone, or page_indptr with
+/// page_indices.
 struct PageTableTensors {
   const TensorView& block_table;
   const TensorView& page_indptr;
@@ -113,7 +114,8 @@ int32_t num_pages_of(const TensorView& k_cache, const TensorView& v_cache) noexc
 Status check_page_ids(const PageTableTensors& tables, int32_t request, int32_t first_key,
                       int32_t kv_len, int32_t page_size, int64_t num_pages) noexcept;
 
-/// Checks slots, [any] int64 in host memory: each is -1, or is in `num_pages` pages of `page_size`.
+/// Checks slots, an int64 tensor in host memory: each is -1, or a slot of `num_pages` pages of
+/// `page_size` slots.
 Status check_slots(const TensorView& slots, int64_t page_size, int32_t num_pages) noexcept;
 
 }  // namespace flashplan

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kinds of dtypes. Each function is a switch over all of DType, so that the code does not compile
-// with a new dtype until every function names it.
+// Kinds of dtypes. Each function is a switch over all of DType, so that a new dtype is a compile
+// error until every function names it.
 #pragma once
 
 #include "flashplan/tensor.h"
@@ -23,7 +23,7 @@ constexpr bool is_wide_float(DType dtype) noexcept {
   return false;
 }
 
-/// Whether values of this dtype are only stored, in tensors and caches: kernels convert them to
+/// Whether values of this dtype are only stored in tensors and caches. Kernels convert them to
 /// wider floats before they compute with them.
 constexpr bool is_narrow_float(DType dtype) noexcept {
   switch (dtype) {

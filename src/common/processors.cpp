@@ -72,8 +72,8 @@ int32_t count_processors() noexcept {
   return count;
 }
 
-/// The positive number that an environment variable holds; of a list of numbers, as OMP_NUM_THREADS
-/// may hold, the first one. Returns 0 if the variable is not set or has another value.
+/// The positive number that an environment variable holds. If it holds a list, as OMP_NUM_THREADS
+/// may, this is the first number. Returns 0 if the variable is not set or has another value.
 int32_t positive_number(const char* environment) {
   const char* text = std::getenv(environment);
   if (text == nullptr) return 0;
@@ -88,12 +88,13 @@ int32_t positive_number(const char* environment) {
 /// A hierarchy of cgroups that can limit processors, and where it is mounted.
 struct Hierarchy {
   bool is_version_2 = false;
-  fs::path top;  // the group whose files the folder has, mostly "/"
+  fs::path top;  // the group whose files are in `folder`, mostly "/"
   fs::path folder;
 };
 
-/// Reads a line of mountinfo; none if it is about something else than such a hierarchy. A line has
-/// numbers, group, folder and options of the mount, "-", type, source, options of the file system.
+/// Reads a line of mountinfo; returns none if the mount is no such hierarchy. A line has three
+/// numbers, the mount's group, folder and options, "-", and the file system's type, source and
+/// options.
 std::optional<Hierarchy> read_mount(const std::string& line) {
   std::istringstream fields(line);
   std::string skipped;
@@ -138,7 +139,7 @@ int32_t cgroup_quota(const fs::path& root) {
     fs::path group = own->lexically_relative(hierarchy->top);
     if (group.empty() || *group.begin() == "." || *group.begin() == "..") group.clear();
     const std::string folder = file_in(root, hierarchy->folder.relative_path());
-    for (;; group = group.parent_path()) {  // ancestors limit the group, too
+    for (;; group = group.parent_path()) {  // quotas of the groups above limit this group, too
       quota = tighter(quota, quota_of(file_in(folder, group)));
       if (group.empty()) break;
     }

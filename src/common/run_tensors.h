@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensors that Plan::run() takes, in one list. The bindings, the C interface, the checks of
-// run() and the names that variants may not use go through this list.
+// The tensors that Plan::run() takes, in one list, which the bindings, the C interface and the
+// checks of run() go through. A variant's own tensors and scalars may not have names of this list.
 #pragma once
 
 #include <algorithm>

@@ -17,7 +17,7 @@ class Sha256 {
   void add(const void* data, std::size_t size) noexcept;
   /// Adds the length of a text and the text, so that "ab", "c" give another digest than "a", "bc".
   void add_text(std::string_view text) noexcept;
-  /// The digest of what was added; ends the computation.
+  /// The digest of what was added. Nothing may be added afterwards.
   Digest digest() noexcept;
 
  private:
