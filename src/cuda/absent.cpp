@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Takes the place of the other files in a build without CUDA. Such a build has no devices and no
-// kernels, so functions that need one are never called.
+// kernels, so functions that need a device are never called.
 #include "common/error.h"
 #include "cuda/compile_variant.h"
 #include "cuda/device.h"

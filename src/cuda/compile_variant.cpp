@@ -76,8 +76,8 @@ Status compile_variant(const AttentionOptions& options, const RopeTurns* rope,
   }
   kernel->name = loaded.name;
   KernelCode& code = kernel->code;
-  // If keys in two tensors need a kernel of their own, the plan does not take such keys: only one
-  // kernel is compiled.
+  // Only one kernel is compiled. If keys in two tensors would need another one, the plan does not
+  // take such keys.
   const bool takes_key_tails = code.key_tails == code.many_rows_first;
   code.few_rows_first = code.many_rows_first = reinterpret_cast<const void*>(loaded.kernel);
   code.key_tails = takes_key_tails ? code.many_rows_first : nullptr;

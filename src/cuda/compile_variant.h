@@ -9,9 +9,9 @@
 
 namespace flashplan::cuda {
 
-/// Gives `kernel`, which was selected for the options, the code of their variant and of `rope`, if
-/// not null. The code comes from an earlier call of this process, from the cache on disk, or from
-/// NVRTC, and stays loaded until the process ends.
+/// Sets the code of `kernel`, which was selected for `options`, to code with their variant and with
+/// the rotation `rope` (null: none). The code comes from an earlier call of this process, from the
+/// cache on disk, or from NVRTC, and stays loaded until the process ends.
 ///   kInvalidArgument  it does not compile; Variant::compile_log() has all that the compiler said
 ///   kUnsupported      there is no NVRTC
 Status compile_variant(const AttentionOptions& options, const RopeTurns* rope,

@@ -23,8 +23,7 @@ Devices find_devices() {
   Devices devices;
   int count = 0;
   const cudaError_t code = cudaGetDeviceCount(&count);
-  // Without a driver, without a GPU, or with all GPUs hidden, the library runs on the CPU: no
-  // error.
+  // Without a driver or a visible GPU the library runs on the CPU, so this is no error.
   const bool has_none = code == cudaErrorNoDevice || code == cudaErrorInsufficientDriver;
   if (!succeeded(code) && !has_none) throw code;
   if (has_none) count = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The devices that the CUDA runtime has, errors, and the modes of its calls. This file includes no
-// CUDA header, so that its users compile without a toolkit; absent.cpp then replaces device.cpp.
+// The CUDA runtime's devices, errors, current device and capture mode. This file includes no CUDA
+// header, so that its users compile without a toolkit; absent.cpp then replaces device.cpp.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct DeviceFacts {
 };
 
 /// The number of GPUs that this process sees; 0 where there is no driver. If CUDA fails to answer,
-/// it is 0 too, and the next call asks again.
+/// it is 0, too, and the next call asks again.
 int32_t num_devices() noexcept;
 
 /// The facts of a device in [0, num_devices()).

@@ -19,7 +19,7 @@ Status check_no_capture(Stream stream) noexcept {
                "stream: expected no capture under way, got a capturing stream");
 }
 
-/// Writes the starts of a schedule's queues. `tiles`: where the work tiles of all schedules begin.
+/// Writes the QueueStarts of a schedule. `tiles`: where the work tiles of all schedules begin.
 /// `first_prepared`: the first prepared tile of each segment; null: nothing is prepared.
 void write_starts(const Schedule& schedule, const WorkTile* tiles, const int32_t* first_prepared,
                   QueueStart* starts) {
@@ -32,7 +32,7 @@ void write_starts(const Schedule& schedule, const WorkTile* tiles, const int32_t
     start.end = tiles_before + schedule.cta_indptr[cta + 1];
     start.first_prepared[0] = kNotPrepared;
     if (last < 0) continue;
-    // Two records are copied even from a shorter queue: records beyond its end are never used.
+    // Two records are copied even if the queue is shorter, because kernels use none beyond its end.
     for (int32_t i = 0; i < 2; ++i) {
       const WorkTile& tile = schedule.tiles[static_cast<std::size_t>(std::min(begin + i, last))];
       start.tiles[i] = tile;
@@ -70,7 +70,7 @@ Status DeviceSchedule::create(int32_t device, const ScheduleBounds& bounds, int3
   const std::size_t arrivals = static_cast<std::size_t>(bounds.merges) * sizeof(Arrivals);
   std::size_t counters = arrivals;
   if (prepares_keys_) {
-    // A warp loads the states of 32 tiles at once, even from the last tile on, so there are 32
+    // A warp loads the states of 32 tiles at once and may begin at the last tile, so there are 32
     // more.
     const auto tiles = static_cast<std::size_t>(bounds.prepared_tiles) + 32;
     counters = (arrivals + alignof(PreparedState) - 1) & -alignof(PreparedState);
@@ -92,7 +92,7 @@ Status DeviceSchedule::create(int32_t device, const ScheduleBounds& bounds, int3
   FLASHPLAN_CUDA_CALL(cudaHostAlloc, &memory, kStagingBuffers * staging_bytes_,
                       cudaHostAllocDefault);
   ring_ = static_cast<std::byte*>(memory);
-  // A copy also covers records that are not in use; they are never read, but should be defined.
+  // An upload also copies unused records, which no kernel reads but which should be defined.
   std::memset(ring_, 0, kStagingBuffers * staging_bytes_);
   for (Event& event : copied_) {
     FLASHPLAN_CUDA_CALL(cudaEventCreateWithFlags, &event, cudaEventDisableTiming);
@@ -141,7 +141,7 @@ std::byte* DeviceSchedule::staging() const noexcept {
   return ring_ + next_staging_ * staging_bytes_;
 }
 
-// Copies finish in the order they were made in, so the next buffer is the first to be free.
+// Copies finish in the order of their starts, so the next buffer is the first to be free.
 Status DeviceSchedule::wait_for_staging() noexcept {
   const ApartFromCaptures apart;
   const Event copied = copied_[next_staging_];
@@ -182,8 +182,8 @@ Status DeviceSchedule::upload(const Schedules& schedules, Stream stream) noexcep
   std::size_t end = tiles_;
   for (std::size_t k = 0; k < schedules.size(); ++k) {
     auto* const starts = reinterpret_cast<QueueStart*>(staging() + starts_[k]);
-    // A staging buffer still holds the queues of its last upload, so those of a kernel that has no
-    // schedule now are emptied.
+    // A staging buffer still holds the queues of its last upload, so the queues of a kernel without
+    // a schedule must be emptied.
     bool& has_work = has_work_[next_staging_][k];
     const Schedule* const schedule = schedules[k];
     if (schedule != nullptr) {
@@ -221,9 +221,9 @@ Status DeviceSchedule::before_run(Stream stream) noexcept { return enter(stream)
 
 Status DeviceSchedule::after_run(Stream stream) noexcept {
   last_event_ = nullptr;
-  // Most runs are on the stream of the upload; an event for each would cost as much as the launch.
-  // After a run on another stream an event is recorded at once, because that stream may be
-  // destroyed before the next one has to wait for it.
+  // Most runs are on the stream of the upload. They record no event, because it would cost as much
+  // as the launch. After a run on another stream an event is recorded at once, because that stream
+  // may be destroyed before the next one has to wait for it.
   if (last_stream_.number == upload_stream_.number) return {};
   FLASHPLAN_CUDA_CALL(cudaEventRecord, run_done_, stream);
   last_event_ = run_done_;

@@ -21,12 +21,12 @@ namespace flashplan::cuda {
 /// ring of pinned host buffers, so that plans can be made ahead of the GPU. create() allocates all
 /// memory.
 ///
-/// Uploads and runs of a Plan share the buffer and its counters, so they follow one another on the
-/// device, whichever streams they are on. On one stream this costs nothing; a change of stream
-/// costs an event. A captured run is not ordered: the caller orders its replays.
+/// Uploads and runs of a Plan share the buffer and its counters, so they must follow one another on
+/// the device, whichever streams they are on. On one stream they do so at no cost; a change of
+/// stream costs an event. A captured run is not ordered: the caller orders its replays.
 class DeviceSchedule {
  public:
-  /// The number of copies that may be under way; with more, before_upload() waits.
+  /// The number of copies that may be under way. before_upload() waits until there are fewer.
   static constexpr int32_t kStagingBuffers = 4;
 
   DeviceSchedule() noexcept = default;

@@ -9,7 +9,7 @@ namespace flashplan::cuda {
 Status prepare(const Kernel& kernel, bool is_compiled_in) noexcept {
   for (const void* code :
        {kernel.code.few_rows_first, kernel.code.many_rows_first, kernel.code.key_tails}) {
-    if (code == nullptr) continue;  // key_tails, where the kernel has none
+    if (code == nullptr) continue;  // the kernel has no key_tails
     cudaFuncAttributes attributes;
     FLASHPLAN_CUDA_CALL(cudaFuncGetAttributes, &attributes, code);
     if (is_compiled_in && attributes.ptxVersion != kernel.architecture.number) {

@@ -14,8 +14,8 @@ namespace flashplan::cuda {
 ///   kUnsupported  CUDA picks code for another architecture, which has another geometry
 Status prepare(const Kernel& kernel, bool is_compiled_in) noexcept;
 
-/// Launches `kernel` on `stream` of the current device, with the CTAs that the kernel has for each
-/// queue of the schedule. No synchronisation.
+/// Launches `kernel` on `stream` of the current device, with as many CTAs for each queue of the
+/// schedule as the kernel needs. Does not wait for the GPU.
 Status launch(const Kernel& kernel, const AttentionParams& params, Stream stream) noexcept;
 
 }  // namespace flashplan::cuda

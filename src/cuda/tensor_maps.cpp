@@ -15,14 +15,14 @@
 namespace flashplan::cuda {
 namespace {
 
-constexpr int64_t kBlockDims = 64;  // 128 bytes: the widest box of the swizzle
-constexpr int64_t kGroupRows = 8;   // rows of a group that are swizzled together
-constexpr int64_t kHalfBlocks = 4;  // blocks of half a row, which sm90_mla and sm90_wide load
+constexpr int64_t kBlockDims = 64;  // 128 bytes, the widest box that the swizzle allows
+constexpr int64_t kGroupRows = 8;   // rows that are swizzled together
+constexpr int64_t kHalfBlocks = 4;  // blocks in a box of sm90_mla and sm90_wide: half a row
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-/// Asks the driver for its function that encodes maps, which is not linked. Null if the driver has
-/// none. Throws the cudaError_t of a failed call.
+/// Asks the driver for its function that encodes maps, because the library does not link the
+/// driver. Null if the driver has no such function. Throws the cudaError_t of a failed call.
 Encode find_encode() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result;
@@ -133,8 +133,8 @@ bool encode(TensorMap* map, const TensorView& tensor, const std::array<MapDim, k
   return kept != nullptr ? kept->find_or_encode(map, key) : encode(map, key);
 }
 
-/// The stride of a dimension. That of a dimension of size 1 may be anything and is never used, but
-/// a map needs a multiple of 16 bytes, so it is replaced.
+/// The stride of a dimension. A dimension of size 1 may have any stride, which is never used. It is
+/// replaced, because a map needs a multiple of 16 bytes.
 int64_t stride_of(const TensorView& view, int32_t dim) {
   constexpr int64_t kUnused = 8;
   return view.shape[dim] > 1 ? view.stride[dim] : kUnused;
@@ -171,13 +171,13 @@ KvDims kv_dims(const AttentionOptions& options) {
   return options.kv_layout == KvLayout::kNHD ? KvDims{1, 2} : KvDims{2, 1};
 }
 
-/// How many blocks of 64 dims a box of keys or values has. A box of half a row may have more blocks
-/// than the rows, and gets zeros for those.
+/// How many blocks of 64 dims a box of keys or values has. A box of half a row may reach beyond the
+/// row's last block, and has zeros there.
 enum class BoxBlocks { kOne, kAll, kHalf };
 
 /// Encodes keys or values in boxes of `rows` rows of one head. The map has a dimension of rows and
-/// one of groups of 8 rows. In the map of a ragged tensor the first one has all rows, and tells
-/// where a box begins; the groups are those of the box.
+/// one of groups of 8 rows. A box of a ragged tensor may begin at any row, so there the first of
+/// these dimensions has all rows of the tensor, and the second has only the groups of one box.
 bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& view,
                const AttentionOptions& options, int64_t rows, BoxBlocks box) {
   if (!is_mappable(view)) return false;
@@ -229,7 +229,7 @@ bool encode_key_parts(TensorMaps* maps, const AttentionTensors& t, int64_t rows)
 }
 
 RowUnits row_units(const TensorView& view, const AttentionOptions& options) {
-  constexpr int64_t kElements = 8;  // elements of 16 bytes, which are copied at once
+  constexpr int64_t kElements = 8;  // elements in the 16 bytes that a kernel copies at once
   if (!is_mappable(view) || view.shape[view.rank - 1] % kElements != 0) return {};
   const KvDims dims = kv_dims(options);
   const auto stride = [&view](int32_t d) { return 2 * stride_of(view, d); };
@@ -266,8 +266,8 @@ bool encode_shared_kv(TensorMap* map, const TensorView& view, const AttentionOpt
                      {view.shape[0], stride_of(view, 0), 1}}});
 }
 
-/// The maps of kernels for keys that are values. Dims behind those of values have maps of their
-/// own, also where they are in the same tensor.
+/// The maps of kernels whose values are the first dims of keys. The other dims have maps of their
+/// own, even if they are in the same tensor.
 TensorMaps encode_shared_kv_maps(const Kernel& kernel, const AttentionOptions& options,
                                  const AttentionTensors& t) {
   TensorMaps maps;
@@ -280,7 +280,7 @@ TensorMaps encode_shared_kv_maps(const Kernel& kernel, const AttentionOptions& o
   maps.q_box_rows = static_cast<int32_t>(heads);
   maps.has_q = encode_tokens(&maps.q, dims_of(t.q, 0, num_values), heads, heads) &&
                (!has_tail || encode_tokens(&maps.q_tail, q_tail, heads, heads));
-  if (options.kv_dtype != options.q_dtype) return maps;  // keys are widened, not copied
+  if (options.kv_dtype != options.q_dtype) return maps;  // the kernel widens keys: no map
   const TensorView k_tail = t.k_tail.empty() ? dims_of(t.k, num_values, num_dims) : t.k_tail;
   const int64_t tile_kv = kernel.geometry.tile_kv;
   const int64_t divisor = options.page_size | tile_kv;
@@ -315,8 +315,9 @@ TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& opti
     maps.v_units = row_units(t.v, options);
     return maps;
   }
-  // Boxes of half rows have whole blocks, and no tail. If the tensors have fewer dims than the
-  // kernel, a box can not have all blocks: it has one of them, of 8 rows.
+  // Boxes of half rows need head dims that are whole blocks, and keys in one tensor. For other
+  // boxes, if the tensors have fewer dims than the kernel, a box can not have all blocks, so it has
+  // one block of 8 rows.
   const bool has_halves = kernel.head_dim_qk > kHalfBlocks * kBlockDims;
   const bool has_whole_blocks =
       options.head_dim_qk % kBlockDims == 0 && options.head_dim_vo % kBlockDims == 0;
@@ -328,7 +329,8 @@ TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& opti
                                          : BoxBlocks::kOne;
   const int64_t tile_kv = kernel.geometry.tile_kv;
   const int64_t divisor = options.page_size | tile_kv;
-  // A page and a step consist of whole boxes: this is the largest power of two that divides both.
+  // A page and a step must consist of whole boxes, so a box has as many rows as the largest power
+  // of two that divides both.
   const int64_t most_rows = options.page_size == 0 ? tile_kv : divisor & -divisor;
   const int64_t rows = has_all_blocks ? most_rows : std::min(most_rows, kGroupRows);
   maps.box_rows = static_cast<int32_t>(rows);
