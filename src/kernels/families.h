@@ -10,7 +10,8 @@
 namespace flashplan {
 
 /// The first axis of the options that a kernel of the sm80 family does not serve. It serves no
-/// rotation of 8-bit keys: keys are rotated in place in shared memory, where 8 bits are too few.
+/// rotation of 8-bit keys, because it would have to store the rotated keys in shared memory in 8
+/// bits, which are too few.
 inline Axis first_unserved_by_sm80(const Kernel& kernel, const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
   if (axis != Axis::kNone) return axis;
@@ -27,8 +28,8 @@ inline constexpr KernelFamily kSm80Family = {.name = "sm80",
                                              .preference = no_preference};
 
 /// The first axis that a kernel of the sm90 family does not serve. The family serves no variants
-/// that change keys or values, and no rotations with values of more than 128 dims: a warpgroup
-/// that rotates leaves the others too few registers for their products.
+/// that change keys or values. It serves no rotations with values of more than 128 dims, because
+/// the warpgroup that rotates leaves the other warpgroups too few registers for their products.
 inline Axis first_unserved_by_sm90(const Kernel& kernel, const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
   if (axis != Axis::kNone) return axis;
@@ -43,8 +44,8 @@ inline bool has_aligned_dims(const AttentionOptions& options) noexcept {
 }
 
 /// Prefers sm90 to sm80 where tensor maps can describe the keys, and the batch has many rows.
-/// Without tensor maps everything works, but slower. For few rows sm80 is 4 to 30 % faster: two of
-/// its CTAs share an SM, and its shorter code begins sooner (docs/tuning/sm80.md).
+/// Without tensor maps sm90 works, too, but is slower. For few rows sm80 is 4 to 30 % faster: two
+/// of its CTAs share an SM, and its shorter code begins sooner (docs/tuning/sm80.md).
 inline int32_t preference_of_sm90(const AttentionOptions& options, BatchKind kind) noexcept {
   const bool is_faster = kind == BatchKind::kManyRows;
   return has_aligned_dims(options) && has_boxes(options) && is_faster ? 1 : -1;
@@ -61,8 +62,8 @@ inline constexpr KernelFamily kSm90Family = {.name = "sm90",
                                              .scratch_bytes = no_scratch_bytes,
                                              .preference = preference_of_sm90};
 
-/// The first axis that a kernel with the sm90 family's code for small pages, 8-bit caches or wide
-/// heads does not serve: these serve neither variants nor rotations.
+/// The first axis that a kernel of sm90_gather (small pages), sm90_widen (8-bit caches) or
+/// sm90_wide (wide heads) does not serve. These families serve neither variants nor rotations.
 inline Axis first_unserved_by_sm90_gather(const Kernel& kernel,
                                           const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_by_sm90(kernel, options);
@@ -86,15 +87,15 @@ inline constexpr KernelFamily kSm90GatherFamily = {.name = "sm90_gather",
                                                    .scratch_bytes = no_scratch_bytes,
                                                    .preference = preference_of_sm90_gather};
 
-/// Prefers sm90_widen to sm80 where the batch has many rows, except for ragged keys of more than
-/// 128 dims: a run may have those in two tensors, which these kernels do not take.
+/// Prefers sm90_widen to sm80 where the batch has many rows. Ragged keys of more than 128 dims are
+/// an exception, because a run may have them in two tensors, which sm90_widen does not take.
 inline int32_t preference_of_sm90_widen(const AttentionOptions& options, BatchKind kind) noexcept {
   const bool may_have_tails = options.page_size == 0 && options.head_dim_qk > 128;
   const bool is_faster = kind == BatchKind::kManyRows;
   return has_aligned_dims(options) && !may_have_tails && is_faster ? 1 : -2;
 }
 
-/// The sm90 family with keys and values of 8 bits, which a warpgroup widens.
+/// The sm90 family with keys and values of 8 bits, which one warpgroup widens to 16 bits.
 inline constexpr KernelFamily kSm90WidenFamily = {.name = "sm90_widen",
                                                   .device = DeviceType::kCuda,
                                                   .group = KernelGroup::kHopper,
@@ -113,8 +114,8 @@ inline int32_t preference_of_sm90_wide(const AttentionOptions& options, BatchKin
   return has_whole_blocks && has_boxes(options) && is_faster ? 1 : -2;
 }
 
-/// Uses wgmma, TMA and mbarriers for more than 256 dims: each of two warpgroups has half of the
-/// columns of o, as in sm90_mla.
+/// Uses wgmma, TMA and mbarriers for more than 256 dims. Each of two warpgroups computes half of
+/// the columns of o, as in sm90_mla.
 inline constexpr KernelFamily kSm90WideFamily = {.name = "sm90_wide",
                                                  .device = DeviceType::kCuda,
                                                  .group = KernelGroup::kHopper,
@@ -122,8 +123,8 @@ inline constexpr KernelFamily kSm90WideFamily = {.name = "sm90_wide",
                                                  .scratch_bytes = merged_state_bytes,
                                                  .preference = preference_of_sm90_wide};
 
-/// The first axis that a kernel of the sm90_mla family does not serve. It serves the head dims that
-/// it is compiled for, and no smaller ones.
+/// The first axis that a kernel of the sm90_mla family does not serve. It serves exactly the head
+/// dims that it is compiled for.
 inline Axis first_unserved_by_sm90_mla(const Kernel& kernel,
                                        const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
@@ -142,9 +143,10 @@ inline constexpr KernelFamily kSm90MlaFamily = {.name = "sm90_mla",
                                                 .scratch_bytes = merged_state_bytes,
                                                 .preference = no_preference};
 
-/// Prefers sm90_mla_pairs to sm90_mla where requests have more rows than one CTA of the latter
-/// takes. Only the rows of one token count in batch-invariant plans, where the kernel of a request
-/// must not depend on other requests, and with topk, where each token is a request of its own.
+/// Prefers sm90_mla_pairs to sm90_mla where an average request has more rows than one CTA of
+/// sm90_mla takes. Two sorts of plans count the rows of one token only: batch-invariant plans,
+/// where the kernel of a request must not depend on other requests, and plans with topk, where each
+/// token is a request of its own.
 inline int32_t preference_of_sm90_mla_pairs(const AttentionOptions& options,
                                             BatchKind /*kind*/) noexcept {
   constexpr int64_t kRowsOfCta = 64;
@@ -155,8 +157,8 @@ inline int32_t preference_of_sm90_mla_pairs(const AttentionOptions& options,
   return tokens * group_size > kRowsOfCta ? 1 : -1;
 }
 
-/// The sm90_mla family over caches of 8 bits, with pairs of CTAs: each CTA widens half of the keys
-/// for both.
+/// The sm90_mla family over caches of 8 bits, with pairs of CTAs. Each CTA of a pair widens half of
+/// the keys for both CTAs.
 inline constexpr KernelFamily kSm90MlaPairsFamily = [] {
   KernelFamily family = kSm90MlaFamily;
   family.name = "sm90_mla_pairs";

@@ -8,8 +8,9 @@
 
 namespace flashplan::cuda {
 
-/// One kernel for each instance and each architecture that it was compiled for. Kernels of an
-/// instance are neighbours, and instances are in the order of kernels.json. Empty without CUDA.
+/// One kernel for each instance, which is a choice of family, dtypes, head dims and softcap, and
+/// each architecture that it was compiled for. Kernels of an instance are neighbours, and instances
+/// are in the order of kernels.json. Empty without CUDA.
 std::span<const Kernel> kernels() noexcept;
 
 }  // namespace flashplan::cuda

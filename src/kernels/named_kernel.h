@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sets the members of a Kernel that all GPU families take from their compile-time choices
-// in the same way.
+// Sets those members of a Kernel that follow from the compile-time choices in the same way for all
+// GPU families.
 #pragma once
 
 #include <string_view>
@@ -11,8 +11,7 @@
 
 namespace flashplan {
 
-/// A kernel with its names, dtypes and head dims. Geometry, tuning and code are the family's to
-/// set.
+/// A kernel with its names, dtypes and head dims. The caller sets geometry, tuning and code.
 template <typename Choices>
 Kernel make_named_kernel(std::string_view name, const KernelFamily* family,
                          Architecture architecture) noexcept {

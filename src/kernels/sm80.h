@@ -36,8 +36,8 @@ constexpr KernelGeometry sm80_geometry() {
 template <typename Choices>
 constexpr bool kIsWidest = device::Tiling<Choices, 228>::kIsWidest;
 
-/// The geometry depends on the shared memory of the architecture, by the same constants as in the
-/// device code that is compiled for it.
+/// The geometry depends on the architecture's shared memory. Both this function and the device code
+/// take it from Tiling and Shapes.
 template <typename Choices>
 constexpr KernelGeometry sm80_geometry(Architecture architecture) {
   if constexpr (kIsWidest<Choices>) {
@@ -70,7 +70,8 @@ Kernel make_sm80_kernel(std::string_view name, Architecture architecture) noexce
     kernel.code.short_rows_first =
         reinterpret_cast<const void*>(&device::attention_kernel<Short, true>);
   }
-  // The widest kernels are compiled with one order of bodies only, which keeps the library small.
+  // The widest kernels are compiled only with the body for few rows first, which keeps the library
+  // small.
   kernel.code.many_rows_first =
       reinterpret_cast<const void*>(&device::attention_kernel<Choices, kIsWidest<Choices>>);
   if constexpr (Choices::kTakesKeyTails) kernel.code.key_tails = kernel.code.many_rows_first;

@@ -36,13 +36,14 @@ struct Rotating : device::Standard {
 };
 
 /// `Choices` for keys whose last dims are in a tensor of their own. Such keys have code of their
-/// own: one loader for both sorts of keys would need more registers than the producer has.
+/// own, because one loader for both sorts of keys would need more registers than the producer warps
+/// have.
 template <typename Choices>
 struct WithKeyTails : Choices {
   static constexpr bool kHasKeyTail = true;
 };
 
-/// A kernel of any family that has the code of the sm90 family.
+/// A kernel of any family that uses the sm90 family's code (sm90, sm90_gather, sm90_widen).
 template <typename Choices>
 Kernel make_hopper_kernel(std::string_view name, const KernelFamily* family,
                           Architecture architecture) noexcept {

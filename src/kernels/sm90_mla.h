@@ -11,8 +11,8 @@
 
 namespace flashplan {
 
-/// The geometry of the kernels (sm90_mla, sm90_wide) whose two warpgroups have half of o's columns
-/// each.
+/// The geometry of kernels in which each of two warpgroups computes half of o's columns: those of
+/// sm90_mla, sm90_mla_pairs and sm90_wide.
 template <typename S>
 constexpr KernelGeometry mla_geometry() {
   return {.tile_q = S::kRowsOfTile,

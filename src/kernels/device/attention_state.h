@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention states (o, lse) in memory: results, partial results, and the operator (+) that merges
-// them (FlashInfer, section 2.2). Every merge of the attention kernels is this recurrence, in an
-// order that the plan fixes, so that the result does not depend on which CTA merges.
+// them (FlashInfer, section 2.2). Every merge of the attention kernels applies (+) to one state
+// after the other. The plan fixes their order, so that the result does not depend on which CTA
+// merges.
 //
 // NaN and infinity are valid results (flashplan/plan.h has the contract):
 // - A visible logit of NaN or +inf makes the sum of weights NaN, as exp2(NaN) and exp2(inf - inf)
@@ -18,8 +19,8 @@
 
 namespace flashplan::device {
 
-/// The states merged so far: sum = sum of exp(lse_i - max), and o is the sum of
-/// exp(lse_i - max) * o_i.
+/// The states merged so far. Let w_i = exp(lse_i - max) for state i, with the largest lse_i as max.
+/// Then sum is the sum of w_i, and the caller holds o, the sum of w_i * o_i.
 struct MergedRow {
   float max;
   float sum;
@@ -29,7 +30,8 @@ struct MergedRow {
     sum = 0.0F;
   }
 
-  /// Adds a state. Returns the factors of the sum so far and of the added state.
+  /// Adds a state. Returns the factors by which o so far, and the o of the added state, are
+  /// multiplied.
   FLASHPLAN_DEVICE float2 add(float lse) {
     const float new_max = fmaxf(max, lse);
     const float shift = new_max == -infinity() ? 0.0F : new_max;
@@ -38,8 +40,8 @@ struct MergedRow {
     sum = __fmaf_rn(sum, factors.x, factors.y);
     return factors;
   }
-  /// Adds 32 states, one `lse` from each lane. Returns the factor of the sum so far, and the factor
-  /// of the lane's state in `weight`.
+  /// Adds 32 states, whose `lse` the 32 lanes pass. Returns the factor of o so far, and in `weight`
+  /// the factor of the o of the lane's state.
   FLASHPLAN_DEVICE float add_of_lanes(float lse, float* weight) {
     float new_max = fmaxf(max, lse);
 #pragma unroll
@@ -68,20 +70,19 @@ FLASHPLAN_DEVICE int32_t* counter_of(const AttentionParams& p, int32_t merge) {
   return p.schedule.arrivals[merge].counters;
 }
 
-/// The longest time that a CTA waits for other CTAs, about 20 us.
+/// The longest time that a CTA waits for other CTAs: about 20 us at 1.8 GHz.
 constexpr int64_t kMostClocksOfWait = 36000;
 
 /// Delays the arrival of a request at its merge until its prefixes have arrived there, so that each
 /// CTA merges the requests that it has computed. Otherwise the CTA that ends a prefix merges all
 /// of its requests, one after the other, while the other CTAs are idle. After some time the
 /// request arrives anyway: the CTA of a prefix may not have started yet, and may start only when
-/// this one has ended. The result does not depend on which CTA merges. Returns the number of
-/// arrivals at the merge so far. The caller can then read what these wrote before they arrived.
+/// this CTA has ended. The result does not depend on which CTA merges. Returns the number of
+/// arrivals at the merge so far. The caller can then read what the arrived CTAs wrote before.
 FLASHPLAN_DEVICE int32_t wait_for_prefixes(const Merge& merge, const int32_t* arrivals) {
   const int64_t begin = clock64();
-  // num_pieces counts the request's own pieces and its prefixes. Each of these pieces has one
-  // state, since batch-invariant plans, whose pieces have a state for each chunk, share no
-  // prefixes.
+  // num_pieces counts the request's own work tiles and its prefixes. Each of these work tiles has
+  // one state: several states occur only in batch-invariant plans, which share no prefixes.
   const int32_t num_prefixes = merge.num_pieces - merge.num_states;
   int32_t arrived;
   do {
@@ -110,8 +111,8 @@ FLASHPLAN_DEVICE float sink_of(const Sinks& sinks, uint32_t qo_head) {
 }
 
 /// Adds an attention sink, which is a state with o = 0 and lse = `sink`, to a row whose log-sum-exp
-/// is `lse`. Returns {factor of the row's o, new lse}. Only code that writes final rows calls it,
-/// so that each row gets its sink once.
+/// is `lse`. Returns {factor of the row's o, new lse}. Only code that writes final rows may call
+/// it, because each row must get its sink once.
 FLASHPLAN_DEVICE float2 with_sink(float sink, float lse) {
   MergedRow merged;
   merged.reset();

@@ -92,8 +92,8 @@ struct Element<DType::kFloat8E4M3> {
  private:
   /// Widens two e4m3 numbers, which are in the upper bytes of the two 16-bit halves of `lanes`, to
   /// float16. Their bits are shifted to where a float16 has its exponent and mantissa. Because the
-  /// exponents have different biases, this gives 2^-8 of the number, which is multiplied by 2^8.
-  /// 0x7f stands for NaN.
+  /// exponents have different biases, this gives 2^-8 times the number, so the result is multiplied
+  /// by 2^8. 0x7f stands for NaN, which is set by itself.
   static FLASHPLAN_DEVICE uint32_t widen_pair(uint32_t lanes) {
     const uint32_t shifted = (lanes & 0x80008000U) | ((lanes & 0x7f007f00U) >> 1);
     uint32_t pair;
@@ -104,7 +104,8 @@ struct Element<DType::kFloat8E4M3> {
   }
 };
 
-/// Bytes of DeepSeek's keys with scales. Rows are widened as a whole, so there is no widen().
+/// DeepSeek's keys, whose rows have 8-bit and 16-bit elements and scales. A row is widened as a
+/// whole, so there is no widen().
 template <>
 struct Element<DType::kFp8DsMla> {
   static constexpr int kBytes = 1;

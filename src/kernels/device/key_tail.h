@@ -6,12 +6,13 @@
 
 namespace flashplan::device {
 
-/// The two parts of a ragged key, by the addresses of its rows in both tensors.
+/// The addresses of the two rows that a ragged key consists of: its first dims in k, and its last
+/// dims in the other tensor.
 struct KeyParts {
   const unsigned char* own;
   const unsigned char* tail;
-  int num_own;   // dims of the first part
-  int num_dims;  // dims of both parts
+  int num_own;   // dims of the row in k
+  int num_dims;  // dims of both rows
 
   /// `row`: the key's row in both tensors. `own`: the address of that row of k.
   template <int kBytes>
@@ -25,7 +26,7 @@ struct KeyParts {
 };
 
 /// Copies 16 bytes of a key from dim `first` on; dims behind the last one become zeros.
-/// `vectorized`: both parts are aligned to 16 bytes, and have a multiple of 16 bytes.
+/// `vectorized`: both rows are aligned to 16 bytes, and have a multiple of 16 bytes.
 template <int kBytes>
 FLASHPLAN_DEVICE void copy_parts_16(uint32_t to, const KeyParts& key, int first, bool vectorized) {
   if (vectorized) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the rows of a merge are divided among the CTAs that wrote its states. If the last CTA to
-// arrive merged all rows, the other CTAs would be idle meanwhile: 64 rows of 16 states are 512 KB.
+// arrive merged all rows, the other CTAs would be idle meanwhile, and the merge can be long: 16
+// states of 64 rows with 128 dims are 512 KB.
 #pragma once
 
 #include "kernels/device/attention_state.h"
@@ -19,27 +20,26 @@ constexpr MergePart kNoRows = {0, 0};
 constexpr MergePart kAllRows = {0, 1};
 
 // The bits of the counter of a merge that may be divided. A CTA that has no other work left is a
-// helper: it waits until the last CTA has arrived, and then each of them merges a part of the rows.
-// In the sm90 kernels, warpgroups take the place of CTAs.
+// helper: it waits until the last CTA has arrived, and then the helpers and the last CTA each merge
+// a part of the rows. In the sm90 kernels, warpgroups take the place of CTAs.
 //
 //   1. Until the last arrival, the low bits are the number of arrivals, and the number of helpers
-//      never falls. A helper's number is how many were there when it arrived.
+//      never falls. Helper i is the one that arrived when there were i others.
 //   2. A helper may leave only while some CTA has not arrived yet. It sets kHelperLeft by a
 //      compare-and-swap, which fails if a CTA arrives meanwhile. The bit stays set until the
 //      counter becomes 0.
 //   3. Only the CTA that arrives last decides, once. If there are helpers and none of them has
-//      left, it sets kDivided and takes the last part; the helper with number i takes part i.
-//      Otherwise it sets the counter to 0 and merges all rows; helpers that still wait read the 0
-//      and merge nothing.
-//   4. After kDivided, the low bits count the helpers that have read it. The last of these helpers
-//      sets the counter to 0, when no other helper reads it any more.
+//      left, it sets kDivided and takes the last part; helper i takes part i. Otherwise it sets
+//      the counter to 0 and merges all rows; helpers that still wait read the 0 and merge nothing.
+//   4. After kDivided, the low bits count the helpers that have read it. The last helper to read it
+//      sets the counter to 0, because no other helper reads it any more.
 constexpr uint32_t kArrivalBits = 0xffff;   // arrivals; once divided, the helpers that know it
 constexpr uint32_t kHelper = 1U << 16;      // added by each helper, in 14 bits
 constexpr uint32_t kHelperLeft = 1U << 30;  // a helper stopped waiting: nobody may divide
 constexpr uint32_t kDivided = 1U << 31;     // all have arrived, and each helper has a part
 
-/// Merges of up to so many rows are not divided. With up to 256 dims, they take no longer than
-/// telling other CTAs that they could help.
+/// Merges of up to this many rows are not divided. With up to 256 dims, such a merge takes no
+/// longer than it takes to tell other CTAs that they may help.
 constexpr int32_t kFewMergedRows = 16;
 FLASHPLAN_DEVICE bool may_divide(const Merge& merge, int32_t few_rows = kFewMergedRows) {
   return merge.rows.num_rows > few_rows && merge.num_pieces < static_cast<int32_t>(kArrivalBits);

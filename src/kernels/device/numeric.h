@@ -6,7 +6,7 @@
 
 namespace flashplan::device {
 
-/// Applies f(element, its number in the pair) to a pair of elements.
+/// Applies f(element, i) to the elements i = 0 and 1 of a pair.
 template <DType kDType, typename Function>
 FLASHPLAN_DEVICE uint32_t transformed(uint32_t pair, Function f) {
   const float2 x = Element<kDType>::unpack(pair);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Page ids, and how keys are treated whose page ids are outside of the cache.
+// Page ids. Keys whose page ids are outside of the cache are hidden, and read as zeros.
 #pragma once
 
 #include "kernels/device/row_block.h"
@@ -17,8 +17,8 @@ FLASHPLAN_DEVICE const int32_t* page_ids(const PageTable& pages, int32_t row) {
 /// A CTA has a word in shared memory that says whether the page ids of all keys are inside of the
 /// cache: it is kAllOnPages, and becomes kSomeOffPages when a key that some row sees has a page id
 /// outside of the cache. Then the masks of all steps look at the page id of each key. The sm80
-/// kernels take the minimum of this word and the end of the keys that all rows see, so that a step
-/// needs no branch of its own for it.
+/// kernels mask a step if it ends behind the minimum of this word and the end of the keys that all
+/// rows see, so the word needs no branch of its own.
 constexpr int32_t kAllOnPages = 0x7fffffff;
 constexpr int32_t kSomeOffPages = 0;
 

@@ -8,16 +8,16 @@
 
 namespace flashplan::device {
 
-/// threadIdx.x, read through a shuffle. The compiler then neither reads the special register again
-/// at each use, which is slow, nor computes values from it long before they are used, which holds
-/// registers.
+/// threadIdx.x, read through a shuffle. Then the compiler does not read the special register again
+/// at each use, which is slow. It also does not compute values from the index long before their
+/// use, which would hold registers.
 FLASHPLAN_DEVICE int thread_index() {
   const uint32_t index = threadIdx.x;
   uint32_t shuffled;
   asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;\n"
                : "=r"(shuffled)
                : "r"(index), "r"(index & 31));
-  return static_cast<int>(shuffled & 1023);  // known not to be negative: divisions become shifts
+  return static_cast<int>(shuffled & 1023);  // tells nvcc that it is >= 0: divisions become shifts
 }
 
 /// Returns x as a value that the compiler knows nothing about. Values that follow from it are
@@ -31,16 +31,16 @@ FLASHPLAN_DEVICE const unsigned char* opaque(const unsigned char* x) {
   return x;
 }
 
-/// Lets the next kernel of the stream begin before this one ends, if it was launched that way
-/// (programmatic dependent launch). Its CTAs start as CTAs of this kernel end.
+/// Lets the next kernel of the stream begin before this kernel ends, if it was launched so that it
+/// may (programmatic dependent launch). Its CTAs start as CTAs of this kernel end.
 FLASHPLAN_DEVICE void allow_next_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;\n");
 #endif
 }
-/// Waits until the kernels before this one in the stream have ended and their results are in
-/// memory, if this one was launched before they ended (programmatic dependent launch). Until then
-/// only the plan may be read, and nothing written.
+/// If this kernel was launched before the earlier kernels of the stream had ended (programmatic
+/// dependent launch), waits until they have ended and their results are in memory. Until then only
+/// the plan may be read, and nothing written.
 FLASHPLAN_DEVICE void wait_for_last_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n" ::: "memory");
@@ -56,8 +56,8 @@ FLASHPLAN_DEVICE void cp_async_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(to), "l"(from)
                : "memory");
 }
-/// Copies `num_bytes` of 16 bytes, and writes zeros after them. It brings no more of a 128-byte
-/// line into the L2 cache than it copies.
+/// Copies the first `num_bytes` of 16 bytes, and writes zeros for the others. Unlike cp_async_16()
+/// it does not ask for the whole 128-byte line in the L2 cache.
 FLASHPLAN_DEVICE void cp_async_16_padded(uint32_t to, const void* from, int num_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from),
                "r"(num_bytes)
@@ -83,7 +83,7 @@ FLASHPLAN_DEVICE void prefetch_l2(const void* address) {
 /// Ends a group of this thread's copies.
 FLASHPLAN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 
-/// Waits until at most `kPending` groups, the latest ones, are in flight.
+/// Waits until all groups but the latest `kPending` groups have arrived.
 template <int kPending>
 FLASHPLAN_DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
@@ -105,7 +105,8 @@ FLASHPLAN_DEVICE void ldmatrix_transposed(uint32_t (&to)[4], uint32_t row) {
                : "r"(row));
 }
 
-/// Transposes an 8 x 8 matrix of 16-bit elements, of which a lane holds two elements of a row.
+/// Transposes an 8 x 8 matrix of 16-bit elements. Each lane holds two neighbouring elements of a
+/// row.
 FLASHPLAN_DEVICE uint32_t transpose(uint32_t pair) {
   uint32_t transposed;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(transposed) : "r"(pair));
@@ -200,8 +201,8 @@ FLASHPLAN_DEVICE uint2 load_global_8(const void* from) {
   return value;
 }
 
-/// Loads memory that other CTAs wrote, bypassing the L1 cache; returns `otherwise` if not `valid`.
-/// It has no branch, so that many loads can be in flight.
+/// Loads memory that other CTAs wrote, so it bypasses the L1 cache. Returns `otherwise` if not
+/// `valid`. It has no branch, so that many loads can be in flight.
 FLASHPLAN_DEVICE float load_if(bool valid, const float* from, float otherwise) {
   float x = otherwise;
   asm volatile(
@@ -258,8 +259,8 @@ FLASHPLAN_DEVICE float reciprocal_fast(float x) {
   asm("rcp.approx.f32 %0, %1;\n" : "=f"(y) : "f"(x));
   return y;
 }
-/// tanh(x) with an absolute error of about 2e-7. That of tanh.approx is 5e-4, too much for a capped
-/// logit.
+/// tanh(x) with an absolute error of about 2e-7. The instruction tanh.approx has an error of 5e-4,
+/// too much for a capped logit.
 FLASHPLAN_DEVICE float tanh_fast(float x) {
   return 1.0F - 2.0F * reciprocal_fast(1.0F + exp2_fast(x * (2.0F * kLog2e)));
 }
@@ -304,7 +305,7 @@ FLASHPLAN_DEVICE bool barrier_any(int id, int threads, bool x) {
 
 FLASHPLAN_DEVICE float infinity() { return __int_as_float(0x7f800000); }
 
-/// Adds to a counter, and returns the value before. It has acquire and release semantics. With a
+/// Adds to a counter with acquire and release semantics, and returns the value before. With a
 /// barrier before and after it, this also orders the accesses of the CTA's other threads.
 FLASHPLAN_DEVICE int32_t arrive(int32_t* counter, int32_t amount = 1) {
   int32_t before;
@@ -340,12 +341,14 @@ FLASHPLAN_DEVICE bool compare_and_swap(int32_t* value, int32_t last, int32_t nex
   return before == last;
 }
 
-/// Adds to a counter, after all accesses that arrive() would order before it.
+/// Adds to a counter with release semantics. With a barrier before it, all earlier accesses of the
+/// CTA come before the addition.
 FLASHPLAN_DEVICE void add_release(int32_t* counter, int32_t amount) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;\n" ::"l"(counter), "r"(amount) : "memory");
 }
 
-/// Stores a value, after all accesses that arrive() would order before it.
+/// Stores a value with release semantics. With a barrier before it, all earlier accesses of the CTA
+/// come before the store.
 FLASHPLAN_DEVICE void store_release(int32_t* to, int32_t value) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(to), "r"(value) : "memory");
 }

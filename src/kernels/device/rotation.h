@@ -5,8 +5,8 @@
 //   kRotaryDim    the first dims of a row, which are rotated
 //   kInterleaved  pairs are dims (2 i, 2 i + 1) instead of (i, i + kRotaryDim / 2)
 //   kGain         multiplies cosines and sines
-//   turns(i)      the angle of pair i from one position to the next, in 2^-64 of a turn
-//   step(i)       {cos, sin} of the angle of pair i from one position to the eighth after it
+//   turns(i)      the angle by which pair i turns in one position, in 2^-64 of a turn
+//   step(i)       {cos, sin} of the angle by which pair i turns in 8 positions
 #pragma once
 
 #include "kernels/device/numeric.h"
@@ -14,8 +14,8 @@
 
 namespace flashplan::device {
 
-/// `turns` * `position` in 2^-32 of a turn. Whole turns vanish by overflow, so the angle is exact
-/// at any position. A signed position may be negative: without a causal mask, a request may have
+/// `turns` * `position` in 2^-32 of a turn. Whole turns vanish by overflow, so that no angle is too
+/// large to be exact. A signed position may be negative: without a causal mask, a request may have
 /// more queries than keys.
 template <typename Position>
 FLASHPLAN_DEVICE uint32_t angle_of(uint64_t turns, Position position) {
@@ -24,9 +24,9 @@ FLASHPLAN_DEVICE uint32_t angle_of(uint64_t turns, Position position) {
 
 /// {cos, sin} of an angle in 2^-32 of a turn.
 FLASHPLAN_DEVICE float2 rotor(uint32_t part, float gain) {
-  // The angle becomes the mantissa of a float in [1, 2), which takes no conversion. It is then in
-  // [-pi, pi), where the fast functions are best, and half a turn too small, which changes both
-  // signs.
+  // The upper bits of `part` become the mantissa of a float in [1, 2), which takes no conversion.
+  // Less 1.5 turns, the angle is in [-pi, pi), where the fast functions are best. This angle is
+  // half a turn off, which changes the signs of both cosine and sine.
   constexpr float kTurn = 6.2831853F;
   const float angle = __fmaf_rn(__uint_as_float(part >> 9 | 0x3f800000U), kTurn, -1.5F * kTurn);
   return {-gain * cos_fast(angle), -gain * sin_fast(angle)};
@@ -45,7 +45,7 @@ FLASHPLAN_DEVICE uint32_t rotated_pair(uint32_t pair, float2 cos_sin) {
   rotate(x.x, x.y, cos_sin);
   return Element<kDType>::pack(x.x, x.y);
 }
-/// Rotates two pairs: the low elements of both words, and the high elements of both.
+/// Rotates two pairs: the low elements of `a` and `b`, and their high elements.
 template <DType kDType>
 FLASHPLAN_DEVICE void rotate_words(uint32_t& a, uint32_t& b, float2 of_low, float2 of_high) {
   float2 x = Element<kDType>::unpack(a);
@@ -63,8 +63,8 @@ FLASHPLAN_DEVICE void rotate_chunk(uint4& a, const CosSin& cos_sin) {
   a = {rotated_pair<kDType>(a.x, cos_sin(0)), rotated_pair<kDType>(a.y, cos_sin(1)),
        rotated_pair<kDType>(a.z, cos_sin(2)), rotated_pair<kDType>(a.w, cos_sin(3))};
 }
-/// Rotates 8 pairs that are not interleaved: `a` has each pair's dim in the first half of a row,
-/// `b` the one in the second half.
+/// Rotates 8 pairs that are not interleaved: `a` has the first dim of each pair, which is in the
+/// first half of the rotated dims, and `b` the second dim, which is in the second half.
 template <DType kDType, typename CosSin>
 FLASHPLAN_DEVICE void rotate_chunks_of_halves(uint4& a, uint4& b, const CosSin& cos_sin) {
   rotate_words<kDType>(a.x, b.x, cos_sin(0), cos_sin(1));
@@ -74,16 +74,17 @@ FLASHPLAN_DEVICE void rotate_chunks_of_halves(uint4& a, uint4& b, const CosSin& 
 }
 
 /// Rotates `num_rows` rows of 16-bit elements, from `first_row` of the tile on, by kThreads
-/// threads, of which this is number `thread`. Tile::offset(row, chunk) is where 8 dims of a row
-/// are. `position(row)` is the position of a row of the tile. `hook(x, row, dim)` is called for
-/// each element before the rotation, if kHasHook.
+/// threads; the caller is number `thread` of them. Tile::offset(row, chunk) is the byte offset of 8
+/// dims of a row. `position(row)` is the position of a row of the tile. `hook(x, row, dim)` is
+/// called for each element before the rotation, if kHasHook.
 template <typename Variant, DType kDType, typename Tile, int kHeadDim, int kThreads, bool kHasHook,
           int kRowsAtOnce = 1>
 struct RowRotation {
   static_assert(Element<kDType>::kBytes == 2);
   static constexpr int kPairs = Variant::kRotaryDim / 2;
   static constexpr bool kInterleaved = Variant::kInterleaved;
-  /// Whether a thread can take whole chunks of 8 dims and all pairs that these belong to.
+  /// Whether the rotated dims divide into whole chunks of 8 dims, such that one thread can take
+  /// both dims of each pair.
   static constexpr bool kByChunks = !kHasHook && (kInterleaved ? 2 * kPairs : kPairs) % 8 == 0;
 
   template <typename Position, typename Hook>
@@ -110,7 +111,7 @@ struct RowRotation {
     uint64_t turns[kPairsOfItem];
 #pragma unroll
     for (int i = 0; i < kPairsOfItem; ++i) turns[i] = Variant::turns(item * kPairsOfItem + i);
-#pragma unroll kRowsAtOnce  // loads of one row overlap with the sines of another
+#pragma unroll kRowsAtOnce  // loads of one row overlap with sines of the next
     for (int r = thread / kItems; r < num_rows; r += kRowStep) {
       const int row = first_row + r;
       const auto at = position(row);
@@ -129,7 +130,7 @@ struct RowRotation {
     }
   }
 
-  /// Rotates element by element: for hooks, and dims that do not divide into chunks.
+  /// Rotates element by element, which hooks need, and dims that do not divide into chunks.
   template <typename Position, typename Hook>
   static FLASHPLAN_DEVICE void rotate_elements(uint32_t tile, int first_row, int num_rows,
                                                int thread, Position position, Hook hook) {

@@ -11,15 +11,15 @@ namespace flashplan::device {
 struct RowBlock {
   PackedRows rows;
   int32_t kv_row;    // the segment's row of the page table, or its first row of ragged k and v
-  int32_t position;  // of the segment's query 0 among the keys
+  int32_t position;  // where the segment's first query stands among the keys
   KeySpan keys;      // begin is rounded down, so the first keys may be hidden from all rows
 
   /// The last key of the request. Only hooks of variants call this, because it reads global memory.
   FLASHPLAN_DEVICE int32_t last_key(const AttentionParams& p) const {
     return position + p.schedule.segments[rows.segment].qo_len - 1;
   }
-  /// The position of the logit of a row and key 0; a row of padding counts as the last row.
-  /// `qo_len` is that of the segment. Plans of variants share no prefixes, so a segment is a
+  /// The position of the logit of a row and key 0. A row of padding gets the position of the last
+  /// row. `qo_len` is that of the segment. Plans of variants share no prefixes, so a segment is a
   /// request.
   FLASHPLAN_DEVICE LogitPosition logit_position(const AttentionParams& p, int32_t row,
                                                 int32_t kv_head, int32_t qo_len) const {
@@ -37,7 +37,7 @@ struct RowBlock {
   FLASHPLAN_DEVICE KeySpan visible(const AttentionParams& p, int32_t row) const {
     return row < rows.num_rows ? visible_to(p, row) : KeySpan{0, 0};
   }
-  /// Keys of the tile that a row sees, which must not be padding.
+  /// Keys of the tile that a row sees. The row must not be padding.
   FLASHPLAN_DEVICE KeySpan visible_to(const AttentionParams& p, int32_t row) const {
     return p.mask.visible(position + rows.query(row, p.schedule.group_size), keys);
   }
@@ -47,8 +47,8 @@ struct RowBlock {
   }
 };
 
-/// The position of an element of q or o, in rows whose first query is at `position`; a row of
-/// padding counts as the last row.
+/// The position of an element of q or o, in rows whose segment has its first query at `position`. A
+/// row of padding gets the position of the last row.
 FLASHPLAN_DEVICE ElementPosition element_position(const AttentionParams& p, const PackedRows& rows,
                                                   int32_t position, int32_t kv_head, int32_t row,
                                                   int32_t dim) {
@@ -58,7 +58,8 @@ FLASHPLAN_DEVICE ElementPosition element_position(const AttentionParams& p, cons
           dim};
 }
 
-/// The position of the first query of rows whose work tile the caller does not have, as in a merge.
+/// The position of the first query of the segment of `rows`. For callers that have no work tile,
+/// such as merges.
 FLASHPLAN_DEVICE int32_t first_position(const AttentionParams& p, const PackedRows& rows) {
   const Segment& segment = p.schedule.segments[rows.segment];
   return real_length(p, segment, rows.segment) - segment.qo_len;

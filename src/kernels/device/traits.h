@@ -12,7 +12,7 @@ template <DType kQuery_, DType kKv_, int kHeadDimQk_, int kHeadDimVo_, typename 
 struct Traits {
   static constexpr DType kQuery = kQuery_;
   static constexpr bool kWidensQueries = Element<kQuery>::kBytes == 1;
-  // The dtype that queries have in products. Those of 8 bits are widened, exactly.
+  // The dtype that queries have in products. 8-bit queries are widened, which is exact.
   static constexpr DType kQ = kWidensQueries ? DType::kFloat16 : kQuery;
   // The dtype of o for which the fast way of writing results is compiled.
   static constexpr DType kOutput = kWidensQueries ? DType::kBFloat16 : kQuery;
@@ -21,18 +21,19 @@ struct Traits {
   static constexpr int kHeadDimVo = kHeadDimVo_;
   static constexpr bool kGathers = false;  // whether Sm90Gatherer copies keys and values
   // kTakesKeyTails: whether there is code for keys whose last dims are in a tensor of their own;
-  // models have such keys only with more than 128 dims. kHasKeyTail: whether this is a kernel for
-  // such keys alone, as the sm90 family has.
+  // models have such keys only with more than 128 dims. kHasKeyTail: whether the kernel takes such
+  // keys alone (WithKeyTails of the sm90 family).
   static constexpr bool kTakesKeyTails = kHeadDimQk > 128;
   static constexpr bool kHasKeyTail = false;
-  static constexpr bool kFewRowsAlone = false;  // see FewRowsAlone
+  static constexpr bool kFewRowsAlone = false;  // true: only code for few rows is compiled
   // Decodes with this head dim read the rows of two kv heads together, because memory delivers less
-  // if rows as short as these are read one by one. 0: no head dim.
+  // if rows as short as these are read one by one. 0: decodes read each head by itself.
   static constexpr int kShortRowDims =
       kHeadDimQk == kHeadDimVo && kHeadDimQk * Element<kKv>::kBytes <= 128 ? kHeadDimQk : 0;
   using Variant = Variant_;
   // The dtype of weights and values in their product. 8-bit values are widened to float16, which
-  // takes fewer instructions than bfloat16, and the weights of a softmax are small enough for it.
+  // takes fewer instructions than bfloat16. The weights of a softmax are small enough for float16;
+  // other weights may not be.
   static constexpr DType kWeight =
       Element<kKv>::kBytes == 1 && Variant::kUseSoftmax && !Variant::kTransformsValue
           ? DType::kFloat16

@@ -8,9 +8,9 @@
 
 namespace flashplan::device {
 
-/// softmax(scale * q.k), and the base of every variant. A variant derives from it and overrides by
-/// shadowing. Hooks whose flag is false cost nothing. The key and value hooks also run on masked
-/// elements. They must return finite values there, since a weight of 0 does not hide NaN.
+/// softmax(scale * q.k), and the base of every variant. A variant derives from it, and its members
+/// hide those of the base. Hooks whose flag is false cost nothing. The key and value hooks also run
+/// on masked elements. They must return finite values there, since a weight of 0 does not hide NaN.
 struct Standard {
   static constexpr bool kUseSoftmax = true;         // false: weights are the logits themselves
   static constexpr bool kTransformsQuery = false;   // has query(), for each element of q
@@ -20,12 +20,13 @@ struct Standard {
   static constexpr bool kMasksLogits = false;       // has visible(), which hides further keys
   static constexpr bool kReadsPositions = false;    // logit() or visible() reads its position
   static constexpr bool kTransformsOutput = false;  // has output(), for each element of o
-  // Kernels that are compiled at run time leave out what their plans do not need, and keep short
-  // what is rare. They share no prefixes, and know their plan: kOutput is the dtype of o.
+  // Kernels that are compiled at run time know their plan: they leave out what it does not need,
+  // and have less code for rare cases. They share no prefixes, and have a constant kOutput, the
+  // dtype of o.
   static constexpr bool kIsBuiltIn = true;
   static constexpr bool kHasMaskBits = true;  // false: the plan has no custom_mask
   static constexpr bool kHasChunks = true;    // false: the plan is not batch-invariant
-  // Whether queries and keys are rotated after their hooks, by the members that rotation.h names.
+  // Whether queries and keys are rotated after their hooks, with the members that rotation.h lists.
   static constexpr bool kRotates = false;
 
   explicit FLASHPLAN_DEVICE Standard(const AttentionParams& params)

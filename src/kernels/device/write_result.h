@@ -20,9 +20,9 @@ FLASHPLAN_DEVICE void add_sink(const AttentionParams& p, uint32_t qo_head, float
   lse = joined.y;
 }
 
-/// Writes dims [dim, dim + 4) of a row's result, scale * o, and its lse with the first dims. The
-/// two scales are multiplied with each other first, as in Epilogue, so that the bits of a result do
-/// not depend on the alignment of the tensor.
+/// Writes dims [dim, dim + 4) of a row's result, scale * o, and its lse with the first dims.
+/// `scale` and v_scale are multiplied with each other first, as Epilogue does for aligned tensors,
+/// so that the bits of a result do not depend on the alignment of the tensor.
 template <typename T>
 FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::Variant& variant,
                                    const PackedRows& rows, int32_t kv_head, int row, int dim,
@@ -33,8 +33,8 @@ FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::V
   if constexpr (T::Variant::kTransformsOutput) {
     const ElementPosition at =
         element_position(p, rows, first_position(p, rows), kv_head, row, dim);
-    // Dims past the last one are not written. The variant gets the last dim instead of them, since
-    // it may only be asked for dims that exist.
+    // For dims past the last one, which are not written, the variant gets the last dim, since it
+    // may only be called for dims that exist.
     const auto output = [&](float x, int i) {
       return variant.output(x, at.next(min(i, p.tensors.head_dim_vo - 1 - dim)));
     };
