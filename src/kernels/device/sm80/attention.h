@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention kernel of the sm80 family: persistent CTAs walk work queues, and split keys are
-// merged in the same launch by the last CTA to finish.
+// The attention kernel of the sm80 family. Persistent CTAs walk work queues. Where keys are split
+// among CTAs, these CTAs also merge the states, in the same launch.
 #pragma once
 
 #include "kernels/device/sm80/few_rows.h"
@@ -8,9 +8,9 @@
 
 namespace flashplan::device {
 
-/// Reads every cache line of the parameters once, while the CTA waits for its queue: otherwise a
-/// line would be fetched from memory only when a field of it is first used. The values are stored
-/// to `scratch` in shared memory, so that the compiler does not remove the loads.
+/// Reads every cache line of the parameters once, while the CTA waits for its queue. Otherwise each
+/// line would be fetched from memory only at the first use of one of its fields. The values are
+/// stored to `scratch` in shared memory, so that the compiler does not remove the loads.
 FLASHPLAN_DEVICE void prefetch_params(const AttentionParams& p, int thread, uint32_t scratch) {
   constexpr int kWords = 16;     // 32-bit words of a 64-byte line
   const int line = thread - 32;  // warp 0 loads the queue instead
@@ -29,8 +29,7 @@ FLASHPLAN_DEVICE void run_tile(const AttentionParams& p, TileContext& context,
   Mainloop<T, S>(p, context, smem).run();
 }
 
-/// Calls run_tile() instead of inlining it, so that the code of FewRows lies in the first 64 KB of
-/// the kernel.
+/// Does not inline run_tile(), so that the code of FewRows lies in the first 64 KB of the kernel.
 template <typename T, typename S>
 __device__ __noinline__ void call_run_tile(const AttentionParams& p, TileContext& context,
                                            unsigned char* smem) {
@@ -53,9 +52,9 @@ FLASHPLAN_DEVICE void run_tile_of_few(const AttentionParams& p, TileContext& con
   }
 }
 
-/// Runs a work tile with the body that is compiled for its number of rows. With `kFewFirst` the
-/// branch for few rows (decode) is the last one of the if-else chain, because nvcc places the code
-/// of the last branch first.
+/// Runs a work tile with the body that is compiled for its number of rows. nvcc places the code of
+/// the last branch of an if-else chain first, so with `kFewFirst` the branch for few rows (decode)
+/// is the last one.
 template <typename T, bool kFewFirst>
 FLASHPLAN_DEVICE void run_tile_by_rows(const AttentionParams& p, TileContext& context,
                                        unsigned char* smem) {
@@ -82,9 +81,9 @@ FLASHPLAN_DEVICE void run_tile_by_rows(const AttentionParams& p, TileContext& co
   }
 }
 
-/// Each CTA calls this when its queue has ended. A kernel that runs beside the kernel before it in
-/// the stream must not end earlier than that kernel, because later work on the stream may wait for
-/// this one alone. So CTA 0 waits.
+/// Each CTA calls this when its queue has ended. If a kernel runs at the same time as the previous
+/// kernel of the stream, it must not end earlier than that kernel, because later work on the stream
+/// may wait for this kernel alone. So CTA 0 waits.
 FLASHPLAN_DEVICE void end_beside_last(const AttentionParams& p) {
   if (p.schedule.beside_last && blockIdx.x == 0) wait_for_last_kernel();
 }
@@ -98,8 +97,8 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
     attention_kernel(const __grid_constant__ AttentionParams p) {
   using T = Tiling<Choices, kCompiledSmemPerSm>;
   extern __shared__ __align__(128) unsigned char smem[];
-  // The first records of the queue, and the contexts of the current tile and of the next one, which
-  // is loaded ahead.
+  // The queue's first records, into which later records are loaded ahead, and the contexts of the
+  // current tile and of the next one.
   __shared__ QueueStart queue;
   __shared__ TileContext contexts[2];
   static_assert(sizeof(queue) + sizeof(contexts) <= T::kStaticSmemBytes);

@@ -17,7 +17,8 @@ class Epilogue {
  public:
   using Accumulators = float[S::kMmaM][S::kDimsVo / 8][4];
 
-  /// The memory of pipeline stage `stage` is used to exchange results, once all warps have read it.
+  /// Warps exchange results in the memory of pipeline stage `stage`, once all warps have read the
+  /// stage.
   FLASHPLAN_DEVICE Epilogue(const AttentionParams& p, const TileContext& context,
                             unsigned char* smem, int thread, int stage, int head, int chunk,
                             bool is_last_chunk)
@@ -51,7 +52,7 @@ class Epilogue {
 
  private:
   static constexpr int kQuads = T::kHeadDimVo / 4;
-  // A row goes through shared memory in kParts passes.
+  // A row goes through shared memory in kParts passes, of kOutputDims dims each.
   static constexpr int kParts = S::kDimsVo / S::kOutputDims;
 
   /// The first of this lane's dims, counted from the first dim of the warp.
@@ -102,11 +103,11 @@ class Epilogue {
     });
   }
 
-  /// Writes final results directly from registers. Only for o of q's dtype, and a multiple of 16
-  /// dims.
+  /// Writes final results directly from registers. Only for o of dtype T::kOutput with a multiple
+  /// of 16 dims.
   FLASHPLAN_DEVICE void write_result(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o) {
-    // The addresses and scales of all rows are computed before the first write: between the writes,
-    // row by row, this would take as long as the writes themselves.
+    // The addresses and scales of all rows are computed before the first write. If they were
+    // computed row by row between the writes, this would take as long as the writes themselves.
     int64_t out[S::kMmaM][2];
     float scale[S::kMmaM][2];
     float row_lse[S::kMmaM][2];
@@ -146,15 +147,16 @@ class Epilogue {
     });
   }
 
-  /// The index in shared memory of dim `dim` of row `r`, 0 to 7. Groups of 4 dims are permuted as
-  /// in SharedTile, so that the pairs that four rows write at once lie in different banks.
+  /// The index in shared memory of dim `dim` of row `r`, 0 to 7. The order of groups of 4 dims
+  /// differs from row to row, so that the pairs that four rows write at once lie in different
+  /// banks.
   static FLASHPLAN_DEVICE int shared_index(int r, int dim) {
     return r * S::kOutputDims + ((dim / 4 ^ r * 2) & 7) * 4 + dim / 32 * 32 + dim % 4;
   }
 
-  /// Writes partial or final results through shared memory: 8 rows of each warp at a time, and of
-  /// these as many dims as there is room for. The states of warps that took different keys are
-  /// merged on the way.
+  /// Writes partial or final results through shared memory: 8 rows of each warp at a time, and as
+  /// many dims of these rows as there is room for. The states of warps that took different keys are
+  /// merged there.
   FLASHPLAN_DEVICE void share_and_write(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o) {
     constexpr bool kAlone = S::kWarpsKv == 1;  // each warp writes its own rows
     constexpr int kSharedQuads = S::kOutputDims / 4;
@@ -187,7 +189,8 @@ class Epilogue {
     }
   }
 
-  /// The index of a warp in memory_ and stats_. The warp has the same dims as this one.
+  /// The index in memory_ and stats_ of the warp (warp_q, warp_kv) that has the same dims as this
+  /// warp.
   FLASHPLAN_DEVICE int warp_index(int warp_q, int warp_kv) const {
     return (warp_q * S::kWarpsVo + at_.warp_vo) * S::kWarpsKv + warp_kv;
   }
@@ -214,8 +217,8 @@ class Epilogue {
   }
 
   /// Merges the warps' states in 4 dims of shared row r, which are dims [dim, dim + 4) of row
-  /// `row`, and writes them as partial results, as part of the chunks merged so far, or as the
-  /// result.
+  /// `row`. Writes them as partial results or as the result, or merges them into the chunks before
+  /// this one.
   FLASHPLAN_DEVICE void write_shared(int warp_q, int r, int row, int shared_dim, int dim) const {
     float shift = shared_stats(warp_q, 0)[r].x;
 #pragma unroll

@@ -38,7 +38,7 @@ class FewRows {
     cp_async_commit();
     if (context_.tile.merge >= 0) prepare_merge(p_, context_, thread_);
     State state(p_, context_, lane_);
-    state.load_queries(head);  // requested before the keys, so that they do not wait behind these
+    state.load_queries(head);  // requested before keys, so that queries do not wait behind keys
     state.reset();
     int32_t key = pipeline.first_key();
     int num_copied = 0;  // how many steps are copied ahead; kStages - 1 when the pipeline is full
@@ -82,7 +82,7 @@ class FewRows {
   // The functions below find places in the shared memory through which the warps exchange their
   // states at the end of a head.
 
-  /// The byte offset of dim `dim` of row `row` in the stage in which a warp leaves its o. The order
+  /// The byte offset of dim `dim` of row `row` in the stage to which a warp writes its o. The order
   /// of dims differs between pairs of rows, so that a warp's stores have no bank conflicts.
   static FLASHPLAN_DEVICE int offset_of_o(int row, int dim) {
     return (row * S::kOutputPitch + (dim ^ (row / 2 * 8))) * 4;
@@ -90,7 +90,7 @@ class FewRows {
   FLASHPLAN_DEVICE typename S::State& state_of(int warp) const {
     return reinterpret_cast<typename S::Memory*>(smem_)->states[warp];
   }
-  /// The byte offset in shared memory of the stage in which warp `warp` leaves its o.
+  /// The byte offset in shared memory of the stage to which warp `warp` writes its o.
   FLASHPLAN_DEVICE int& stage_of(int warp) const { return state_of(warp).stage; }
   /// The {shift, sum} of row `row` over the keys of warp `warp`.
   FLASHPLAN_DEVICE float2& softmax_of(int warp, int row) const {
@@ -98,8 +98,8 @@ class FewRows {
   }
 
   /// Merges the states of all warps for kHeads kv heads from `first` on, and writes o and lse, or
-  /// partial results if the keys are split. `stage`: a stage that this warp no longer reads, where
-  /// it leaves its o.
+  /// partial results if the keys are split. `stage`: a stage that this warp reads no more, to which
+  /// it writes its o.
   FLASHPLAN_DEVICE void write(const State& state, int32_t first, uint32_t stage) {
     const PackedRows& rows = context_.block.rows;
     const int own_stage = FLASHPLAN_OFFSET_OF(typename S::Memory, stages) +

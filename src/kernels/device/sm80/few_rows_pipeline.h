@@ -6,8 +6,8 @@
 
 namespace flashplan::device {
 
-/// Walks through the steps of a warp's keys, for kHeads kv heads at once, then for the next kHeads
-/// heads.
+/// Walks through the steps of a warp's keys for kHeads kv heads at once, and then again for each
+/// next kHeads heads.
 template <typename T, int kHeads>
 class FewRowsPipeline {
   using S = FewRowsShape<T, kHeads>;
@@ -103,14 +103,14 @@ class FewRowsPipeline {
       step.head += kHeads;
     }
   }
-  /// The key whose row this lane finds. Keys before the first one that any row sees are replaced by
-  /// that key, and keys past the last one by the last.
+  /// The key whose row this lane finds. Keys before the first key that any row sees are replaced by
+  /// that key, and keys past the last key by the last key.
   FLASHPLAN_DEVICE uint32_t own_key(const Step& step) const {
     const int32_t key = max(step.key + lane_ % S::kKeys, context_.first_seen);
     return static_cast<uint32_t>(min(key, context_.block.keys.end - 1));
   }
-  /// Steps of 16 keys: half of the lanes find the rows of keys, the other half those of values.
-  /// Steps of 32 keys: each lane finds both rows of one key.
+  /// In steps of 16 keys, half of the lanes find the rows of keys, and the other half the rows of
+  /// values. In steps of 32 keys, each lane finds both rows of one key.
   FLASHPLAN_DEVICE bool finds_values() const { return S::kKeys == 16 && lane_ >= 16; }
 
   /// Starts the copies of a step's keys, or of its values, for all kHeads heads. `own_row` of lane
@@ -135,7 +135,7 @@ class FewRowsPipeline {
   template <bool kAligned>
   static FLASHPLAN_DEVICE void copy_rows(const unsigned char* own_row, int64_t head_stride,
                                          int first_lane, uint32_t to, int lane) {
-    // This many lanes copy the rows of one key, those of kHeads heads.
+    // The number of lanes that together copy a key's rows of kHeads heads.
     constexpr int kLanes = kHeads * Tile::kChunks;
     static_assert(kLanes <= 32);
     constexpr int kKeysAtOnce = kLanes > 16 ? 1 : kLanes > 8 ? 2 : kLanes > 4 ? 4 : 8;

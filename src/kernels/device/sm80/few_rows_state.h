@@ -8,9 +8,9 @@
 
 namespace flashplan::device {
 
-/// The attention state of up to 8 query rows for each of kHeads kv heads. In its matrix products
-/// keys, or dims of values, are the 16 rows, and query rows are the 8 columns. Each lane has two of
-/// these query rows.
+/// The attention state of up to 8 query rows for each of kHeads kv heads. The 16 rows of its matrix
+/// products are keys, or dims of values; the 8 columns are query rows. Each lane has two of these
+/// query rows.
 template <typename T, int kHeads>
 class FewRowsState {
   using S = FewRowsShape<T, kHeads>;
@@ -18,8 +18,8 @@ class FewRowsState {
   static constexpr int kKeyTiles = S::kKeys / 16;
   static constexpr int kDimTiles = S::kDims / 16;
   static constexpr int kLoads = Tile::kChunks / 2;  // ldmatrix instructions for 16 rows
-  // 8-bit keys are widened to float16, whatever the dtype of the queries: to widen them to bfloat16
-  // takes four times as many instructions.
+  // 8-bit keys are widened to float16, whatever the dtype of the queries is, because widening them
+  // to bfloat16 takes four times as many instructions.
   static constexpr DType kProduct = S::kBytes == 1 ? DType::kFloat16 : T::kQ;
   static constexpr bool kScalesQueries = T::kQ != kProduct;
   using Logits = float[kKeyTiles][kHeads][4];
@@ -58,7 +58,7 @@ class FewRowsState {
     is_scaled_ = false;
   }
 
-  /// Resets the state to that of no keys.
+  /// Resets the state to the state of a row that has seen no key.
   FLASHPLAN_DEVICE void reset() {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
@@ -76,8 +76,8 @@ class FewRowsState {
   FLASHPLAN_DEVICE void load_keys(Fragments& keys, uint32_t stage) const {
     load<false>(keys, stage + Tile::offset(lane_ % 16, lane_ / 16));
   }
-  /// Adds one step of keys to the state. `keys`: what load_keys() has loaded from `stage`, where
-  /// the values of the step are, too. `first_key`: the position of the step's first key.
+  /// Adds one step of keys to the state. `keys`: what load_keys() has loaded from `stage`, which
+  /// also has the step's values. `first_key`: the position of the step's first key.
   FLASHPLAN_DEVICE void attend(const Fragments& keys, uint32_t stage, int32_t first_key) {
     scale_queries();
     Logits s;
@@ -113,7 +113,7 @@ class FewRowsState {
   /// Calls f(dim, value) for each element of o that this lane holds for its row `j`, 0 or 1.
   template <typename Function>
   FLASHPLAN_DEVICE void for_each_dim(int head, int j, Function f) const {
-    // With 8-bit values, rows i and i + 8 of a product are dims 2 i and 2 i + 1 of the 16.
+    // With 8-bit values, rows i and i + 8 of a product are dims 2 i and 2 i + 1 of its 16 dims.
     constexpr bool kInterleaved = S::kBytes == 1;
 #pragma unroll
     for (int d = 0; d < kDimTiles; ++d) {
@@ -138,7 +138,7 @@ class FewRowsState {
 #pragma unroll
     for (int k = 0; k < kDimTiles; ++k) {
       uint32_t (&query)[2] = query_[head][k];
-      if constexpr (T::kWidensQueries) {  // scale_queries() widens them, after all loads were
+      if constexpr (T::kWidensQueries) {  // scale_queries() widens them, once all loads are
                                           // started
         query[0] = pair_at(from + k * 16);
         if constexpr (!kAligned) query[0] |= pair_at(from + k * 16 + 2) << 16;
@@ -154,7 +154,7 @@ class FewRowsState {
     }
   }
 
-  /// The variant with the scale of keys of head `head`, which counts from 0 to kHeads - 1.
+  /// The variant with the k_scale of head `head`, a number below kHeads.
   FLASHPLAN_DEVICE typename T::Variant variant_of(int head) const {
     typename T::Variant variant(p_);
     variant.scale_logits(k_scales_[head]);
@@ -210,8 +210,8 @@ class FewRowsState {
     if constexpr (T::kWidensQueries) {
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
-        k_scales_[h] *= query_scales_[h][0];  // not in load_queries(), where it would be waited for
-                                              // before the keys
+        k_scales_[h] *= query_scales_[h][0];  // load_queries() would have to wait for the scale
+                                              // before it requests keys
 #pragma unroll
         for (uint32_t (&query)[2] : query_[h]) {
           const uint2 pairs = Element<T::kQuery>::widen(query[0]);
@@ -276,8 +276,8 @@ class FewRowsState {
     }
   }
 
-  /// Sets logits to -infinity where causality, the window or the end of the tile hides the key, or
-  /// where the key's page id is outside of the cache.
+  /// Sets logits to -infinity where the causal mask, the window or the end of the tile hides the
+  /// key, or where the key's page id is outside of the cache.
   FLASHPLAN_DEVICE void mask(Logits& s, int32_t first_key) const {
     uint32_t exist = ~0U;  // bit i: key i of the step
     if (context_.load_on_pages() != kAllOnPages) {
@@ -306,8 +306,8 @@ class FewRowsState {
     }
   }
 
-  /// Raises the shift of a row that has a logit above the shift by more than kSlack; see
-  /// OnlineSoftmax::rescale().
+  /// If a scaled logit exceeds its row's shift by more than kSlack, raises the shifts, and rescales
+  /// sums and o. Smaller excesses are allowed, because weights of up to 2^kSlack do no harm.
   FLASHPLAN_DEVICE void rescale(const Logits& s) {
     float largest[kHeads][2];
     bool grows = false;
@@ -371,8 +371,8 @@ class FewRowsState {
 #pragma unroll
             for (int j = 0; j < 4; ++j) values[j] = loaded[d][j];
           } else {
-            // A register has two neighbouring dims, even and odd, of one key, then those of the
-            // next key.
+            // The four bytes of a register are an even and an odd dim of one key, then the same
+            // dims of the next key.
             const auto widen = [&](uint32_t bytes) {
               return dequantize<T::kKv, T::kWeight>(__byte_perm(bytes, 0, 0x3120));
             };

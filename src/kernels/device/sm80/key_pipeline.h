@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies keys and values of a work tile to shared memory, some tiles ahead of the arithmetic.
+// Copies keys and values of a work tile to shared memory, some tiles of keys ahead of the
+// arithmetic.
 #pragma once
 
 #include "kernels/device/sm80/row_finder.h"
@@ -10,9 +11,9 @@ namespace flashplan::device {
 /// Two rings in shared memory: entry i % kEntries has the row addresses of tile i, and stage i %
 /// kStages its keys and values. The step that uses tile i issues the copies of the keys and values
 /// of tile i + kStages - 1, and computes the row addresses of tile i + kStages. The page ids of
-/// these addresses are requested earlier: for few rows one step earlier, to registers (RowFinder);
-/// for many rows, where no registers are left, kStages - 1 steps earlier, to a third ring. All
-/// threads of the CTA make the same calls.
+/// these addresses are requested earlier. For few rows this is one step earlier, to registers
+/// (RowFinder). For many rows, where no registers are left, it is kStages - 1 steps earlier, to a
+/// third ring. All threads of the CTA make the same calls.
 template <typename T, typename S>
 class KeyPipeline {
  public:
@@ -35,7 +36,8 @@ class KeyPipeline {
         asked_(next_),
         finder_(p, thread) {}
 
-  /// Whether all rows of q, k and v are whole, and can be copied 16 bytes at a time.
+  /// Whether all rows of q, k and v have all dims of the kernel, in one tensor each, and can be
+  /// copied 16 bytes at a time.
   FLASHPLAN_DEVICE bool copies_16_bytes() const { return copies_16_bytes_; }
   /// The stage of the current tile.
   FLASHPLAN_DEVICE int stage() const { return stage_of(entry_); }
@@ -60,8 +62,8 @@ class KeyPipeline {
         finder_.store(rows[entry], p_.tensors.pages, table_address(entry), on_pages());
       }
       request_rows(rows_, keys);
-      // Without 16-byte copies, warps copy rows whose addresses other warps store, so all warps
-      // wait for each other.
+      // Where rows are not copied 16 bytes at a time, warps copy rows whose addresses other warps
+      // store, so all warps must wait for each other.
       copies_16_bytes_ ? __syncwarp() : __syncthreads();
     } else {
 #pragma unroll 1
@@ -97,8 +99,8 @@ class KeyPipeline {
 
   /// Waits until the next tile has arrived. `is_first`: it is the first tile of a head.
   FLASHPLAN_DEVICE void wait(bool is_first) const {
-    // The queries of a head, if they have a buffer of their own, are the latest group of copies, so
-    // all groups are waited for.
+    // If the queries of a head have a buffer of their own, they are the latest group of copies, so
+    // this waits for all groups.
     if (!S::kQueryInStage && S::kStages > 2 && is_first) {
       cp_async_wait<0>();
     } else {
@@ -145,8 +147,8 @@ class KeyPipeline {
   }
 
  private:
-  // Whether every step computes row addresses. If not, the steps that do compute anew what they
-  // need for it, so that it holds no registers in the other steps.
+  // Whether every step computes row addresses. If not, the steps that compute them derive next_,
+  // asked_ and the keys anew, so that these hold no registers in the other steps.
   static constexpr bool kEachStep = S::kTilesAtOnce == 1;
 
   FLASHPLAN_DEVICE const KeySpan& rarely_read(const KeySpan& keys) const {
@@ -179,15 +181,16 @@ class KeyPipeline {
     finder_.request(rows, asked_, keys, context_.first_seen, p_.tensors.pages, ids_, block_.kv_row);
     asked_ = asked_.template later<1>(keys);
   }
-  /// Starts the copies of the page ids of kTilesAtOnce tiles, from tile() on, to `entry` and the
-  /// entries after it, if `entry` is the first of a group of kTilesAtOnce; else does nothing.
+  /// If `entry` is the first of a group of kTilesAtOnce entries, starts the copies of the page ids
+  /// of kTilesAtOnce tiles, from tile() on, to these entries. Else does nothing.
   template <typename Tile>
   FLASHPLAN_DEVICE void copy_page_ids(int entry, const KeySpan& keys, Tile tile) const {
     if (entry % S::kTilesAtOnce != 0 || p_.tensors.pages.ids == nullptr) return;
     tile().template copy_page_ids<S::kTilesAtOnce>(ids_address(entry), p_.tensors.pages,
                                                    request_ids(), keys, opaque(thread_));
   }
-  /// Computes the row addresses of kTilesAtOnce tiles from their page ids, for the same entries.
+  /// If `entry` is the first of a group of kTilesAtOnce entries, computes the row addresses of
+  /// kTilesAtOnce tiles, from tile() on, from the page ids in these entries. Else does nothing.
   template <typename Tile>
   FLASHPLAN_DEVICE void find_rows(int entry, const KeySpan& keys, Tile tile) const {
     if (entry % S::kTilesAtOnce != 0) return;
@@ -201,7 +204,7 @@ class KeyPipeline {
 
   /// Begins to copy a tile to its stage, unless it lies past the last head. With the first tile of
   /// a head the queries are copied, too. Rows that are not aligned, are in two tensors, or have
-  /// fewer dims than the kernel, are copied here; for all others this returns true, and
+  /// fewer dims than the kernel, are copied here. For all other rows this returns true, and
   /// copy_keys_and_values() must follow.
   FLASHPLAN_DEVICE bool begin_issue(int entry, const Cursor& tile, int32_t head) const {
     if (tile.kv_head() != head && tile.kv_head() >= context_.heads_end()) return false;
@@ -230,7 +233,7 @@ class KeyPipeline {
     return false;
   }
 
-  /// Copies the keys of the tile that begins at `tile_begin`, also if their last dims are in
+  /// Copies the keys of the tile that begins at `tile_begin`, whether or not their last dims are in
   /// another tensor.
   static __device__ __noinline__ void copy_any_keys(const AttentionParams& p,
                                                     const TileContext& context, uint32_t to,
@@ -245,8 +248,8 @@ class KeyPipeline {
     }
   }
 
-  /// Starts this thread's copies of the keys and values of a tile. All addresses are read first,
-  /// since reads of shared memory wait for earlier copies to it.
+  /// Starts this thread's copies of the keys and values of a tile. All addresses are read before
+  /// the first copy, since a read of shared memory waits for earlier copies to it.
   FLASHPLAN_DEVICE void copy_keys_and_values(int entry) const {
     const int thread = opaque(thread_);
     const uint32_t table = table_address(entry);
@@ -285,7 +288,7 @@ class KeyPipeline {
   const uint32_t base_;
   const int thread_;
   const bool copies_16_bytes_;
-  Cursor next_;   // the tile that is copied next; only kept up to date if kEachStep
+  Cursor next_;   // the tile that is copied next; kept up to date after fill() only if kEachStep
   Cursor asked_;  // the tile whose page ids are requested next
   // If kFindsOwnRows: the page ids of the request, and the rows whose addresses are stored next.
   const int32_t* ids_ = nullptr;

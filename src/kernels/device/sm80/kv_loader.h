@@ -11,9 +11,9 @@
 
 namespace flashplan::device {
 
-/// Copies rows [0, kRows) of a tile to shared memory by kThreads threads, of which this is number
-/// `thread`. row_address(row) is null for a missing row, which becomes zeros, as do the dims beyond
-/// `head_dim`.
+/// Copies rows [0, kRows) of a tile to shared memory by kThreads threads; the caller is number
+/// `thread` of them. row_address(row) is null for a missing row. Missing rows, and dims beyond
+/// `head_dim`, become zeros.
 template <int kBytes, int kHeadDim, int kRows, int kThreads, typename RowAddress>
 FLASHPLAN_DEVICE void copy_tile(uint32_t tile, int head_dim, bool vectorized, int thread,
                                 RowAddress row_address) {
@@ -54,9 +54,9 @@ struct alignas(16) KvRow {
 };
 static_assert(sizeof(KvRow) == KvRow::kPitch);
 
-/// Walks through the key tiles of a work tile, head after head. Keys past the last one are replaced
-/// by the last key, and keys before the first one that any row sees by that key: whatever is read
-/// there, the logits are masked or not computed.
+/// Walks through the key tiles of a work tile, head after head. Keys past the last key are replaced
+/// by the last key, and keys before the first key that any row sees by that key. Any key would do
+/// there, because its logits are masked or not computed.
 template <DType kKv, int kTileKv, int kThreads>
 class KvCursor {
  public:
@@ -73,7 +73,7 @@ class KvCursor {
     if (keys.end - tile_begin_ > kTiles * kTileKv) {
       tile.tile_begin_ += kTiles * kTileKv;
     } else {
-      int num_tiles = 0;  // tiles by which the result is past the first tile of its head
+      int num_tiles = 0;  // the index of the result among the tiles of its head
       if constexpr (kTiles > 1) {
         const int tiles_of_head = (keys.end - keys.begin - 1) / kTileKv + 1;
         num_tiles = kTiles - ((keys.end - tile_begin_ - 1) / kTileKv + 1);
@@ -86,8 +86,9 @@ class KvCursor {
   }
 
   /// For a paged cache: starts the copies of the page ids of the next kTiles tiles to shared memory
-  /// at `to`. Each id is copied once, to the place of its first key in a tile, because repeated
-  /// reads of one address would be serialised. `ids` is the row of the page table.
+  /// at `to`. Each id is copied once, to the place of its page's first key in a tile, because
+  /// repeated reads of one address would be serialised. `ids` is the request's row of the page
+  /// table.
   template <int kTiles>
   FLASHPLAN_DEVICE void copy_page_ids(uint32_t to, const PageTable& pages, const int32_t* ids,
                                       KeySpan keys, int thread) const {
@@ -110,7 +111,7 @@ class KvCursor {
   FLASHPLAN_DEVICE void find_rows(uint32_t table, uint32_t page_ids, const AttentionParams& p,
                                   int32_t kv_row, KeySpan keys, int32_t first_seen,
                                   uint32_t on_pages, int thread) const {
-    // If there are enough threads, a thread computes either the address of k or that of v.
+    // If there are enough threads, each thread computes one address, of a row of k or of v.
     constexpr int kKeys = kTiles * kTileKv;
     constexpr bool kApart = kThreads >= 2 * kKeys;
     const bool is_k = thread < kKeys;
@@ -150,8 +151,8 @@ class KvCursor {
       store_shared_4(on_pages, kSomeOffPages);
       store([](const KvView&) { return zero_row(); });
     };
-    // There is no branch between the keys of a thread in the common case, so that their latencies
-    // overlap.
+    // In the common case there is no branch between the keys of a thread, so that the latencies of
+    // their loads overlap.
     const bool paged = p.tensors.pages.ids != nullptr;
     if (!is_of_one_head<kTiles>(keys)) {
       for_each_key<kTiles>(keys, place, [&](const KvCursor& tile, uint32_t key, int index) {
@@ -216,8 +217,8 @@ class KvCursor {
 };
 
 /// Copies rows to shared memory by all threads, 16 bytes at a time. At least 8 lanes copy a row (4
-/// if it has no multiple of 128 bytes), so that they read whole 128-byte lines; more if there are
-/// more threads than rows, so that a thread holds fewer addresses.
+/// if it has no multiple of 128 bytes), so that they read whole 128-byte lines. If there are enough
+/// threads, more lanes copy a row, so that each thread holds fewer addresses.
 template <int kBytes, int kHeadDim, int kRows, int kThreads>
 struct TileCopy {
   using Tile = SharedTile<kHeadDim * kBytes>;
@@ -236,8 +237,8 @@ struct TileCopy {
   /// Starts this thread's copies of its i-th row, which is at `from`.
   static FLASHPLAN_DEVICE void copy(uint32_t tile, const unsigned char* from, int i, int thread) {
     const int lane = thread & (kLanesPerRow - 1);
-    // If a thread's rows are a multiple of 8 apart, they all have the same permutation, and one
-    // address register is enough for them.
+    // If a thread's rows are a multiple of 8 apart, SharedTile permutes all of them alike, so that
+    // one address register is enough for them.
     const uint32_t to =
         tile + (kRowStep % 8 == 0 ? Tile::offset(row(0, thread), lane) +
                                         static_cast<uint32_t>(i * kRowStep * Tile::kRowBytes)
@@ -248,8 +249,8 @@ struct TileCopy {
     }
   }
 
-  /// Starts all of this thread's copies, for rows of `head_dim` <= kHeadDim; `vectorized`: 16 bytes
-  /// at a time. Missing dims become zeros.
+  /// Starts all of this thread's copies of rows with `head_dim` <= kHeadDim dims. `vectorized`:
+  /// rows can be copied 16 bytes at a time. Missing dims become zeros.
   static __device__ __noinline__ void copy_any(uint32_t tile, uint32_t table, int head_dim,
                                                bool vectorized, int thread) {
     if (!vectorized) {
@@ -278,9 +279,9 @@ struct TileCopy {
 };
 
 /// Copies ragged keys whose dims are in two tensors to shared memory by all threads: the keys of
-/// the tile that begins at key `tile_begin`. `table` has the addresses of their first parts.
-/// `seen`: the keys from the first one that any row sees to the last one. `kv_row`: the first row
-/// of the request.
+/// the tile that begins at key `tile_begin`. `table` has the addresses of their rows of k. `seen`:
+/// the keys from the first key that any row sees to the last key. `kv_row`: the first row of the
+/// request.
 template <int kBytes, int kHeadDim, int kRows, int kThreads>
 FLASHPLAN_DEVICE void copy_key_parts(uint32_t tile, uint32_t table, const AttentionParams& p,
                                      int32_t kv_row, KeySpan seen, int32_t tile_begin, int thread) {

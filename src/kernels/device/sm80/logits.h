@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The logits of a warp, and what variants and masks do to them.
+// The logits of a warp, and how variants and masks change them.
 #pragma once
 
 #include "kernels/device/sm80/tile_context.h"
@@ -41,9 +41,9 @@ struct Logits {
     }
   }
 
-  /// Masks the keys that causality or the window hides. The first key of the logits is number `key`
-  /// of the tile, whose first key is number `first_key` of the request. Without `kBegins`, every
-  /// row sees the first key of the logits.
+  /// Masks the keys that the causal mask or the window hides. The first key of the logits is number
+  /// `key` of the tile, whose first key is number `first_key` of the request. Without `kBegins`,
+  /// every row must see the first key of the logits, so only the ends are compared.
   template <bool kBegins>
   FLASHPLAN_DEVICE void mask(const AttentionParams& p, const RowBlock& block, int thread,
                              int32_t first_key, int key) {

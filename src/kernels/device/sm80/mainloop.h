@@ -68,7 +68,7 @@ class Mainloop {
           left -= T::kTileKv;
         } while (left > left_after);
         if (!S::kQueryInStage && computes_ && left <= 0 && head + 1 < context_.heads_end()) {
-          __syncwarp();  // all lanes have read the queries, and so have warps that share rows
+          __syncwarp();  // all lanes, and warps that share rows, have read the queries
           copy_own_queries(head + 1);
         }
         if (S::kWarpsVo == 1 || computes_) softmax_.finish(peers());
@@ -80,9 +80,9 @@ class Mainloop {
     if (context_.tile.merge >= 0) {
       if (T::Variant::kHasChunks && p_.schedule.chunk_kv > 0)
         write_missing_states<T>(p_, context_, thread_);
-      // The merge is inlined, so that its code lies close to the loop: code that lies far away is
-      // fetched late. In kernels that are compiled at run time with two bodies, both bodies call
-      // one function instead, so that the kernel compiles faster.
+      // The merge is inlined, so that its code lies close to the loop, because code that lies far
+      // away is fetched late. Kernels that are compiled at run time with two bodies have one
+      // function for it instead, which both bodies call, so that the kernel compiles faster.
       if constexpr (T::Variant::kIsBuiltIn || T::kFewRowsAlone) {
         constexpr bool kFewRows = S::kRows <= 16;  // few rows may have many states
         arrive_and_merge<T, kFewRows ? 1 : 4, kFewRows ? 16 : 2, !kFewRows>(p_, context_, thread_);
@@ -96,14 +96,13 @@ class Mainloop {
   // The bytes of 16 query rows.
   static constexpr int kMmaRowBytes = 16 * T::kHeadDimQk * S::kQueryBytes;
   using Pipeline = KeyPipeline<T, S>;
-  // With 8-bit keys the dims of queries are permuted in shared memory, if fragments are read from
-  // there in every step.
+  // With 8-bit keys, whose fragments have another order of dims, queries are permuted in shared
+  // memory if their fragments are read from there in every step.
   static constexpr bool kPermutesQueries = T::kIsNarrow && !S::kQueryInRegisters;
   static constexpr bool kWidensInShared = T::kWidensQueries && !S::kQueryInRegisters;
   static constexpr int kOwnQueries = S::kMmaM * 16 / S::kWarpsVo;  // rows that this warp copies
 
-  /// Multiplies the scale of logits by that of kv head `head`, if kv heads have scales of their
-  /// own.
+  /// Multiplies the scale of the logits by the scale of kv head `head`, if kv heads have scales.
   FLASHPLAN_DEVICE void set_head(int32_t head) {
     if (!has_head_scales<T>(p_)) return;
     variant_ = typename T::Variant(p_);
@@ -133,8 +132,8 @@ class Mainloop {
     return static_cast<int32_t>(load_shared_4(visible_address() + VisibleKeys::kAnyEnd));
   }
 
-  /// Copies the queries of this warp's rows, half of them where two warps share the rows. Past the
-  /// last row it copies the last row again.
+  /// Copies the queries of this warp's rows. If two warps share rows, each copies half of them. The
+  /// last row is copied for rows past it, too.
   FLASHPLAN_DEVICE void copy_own_queries(int head) {
     const WarpPlace<S> at(opaque(thread_));
     using Copy = TileCopy<Element<S::kSharedQ>::kBytes, T::kHeadDimQk, kOwnQueries, 32>;
@@ -160,7 +159,7 @@ class Mainloop {
     cp_async_commit();
   }
 
-  /// Permutes the dims of this warp's queries, after they have arrived, and widens those of 8 bits.
+  /// Once this warp's queries have arrived, permutes their dims, and widens 8-bit queries.
   FLASHPLAN_DEVICE void permute_own_queries() const {
     const WarpPlace<S> at(opaque(thread_));
     const int first_row = at.first_row() + at.warp_vo * kOwnQueries;
@@ -212,8 +211,8 @@ class Mainloop {
     }
   }
 
-  /// Gives the query registers a value. Otherwise the compiler takes them as live before the tile,
-  /// and spills them in the code of the other tile shapes.
+  /// Gives the query registers a value. Without it the compiler treats them as live before the
+  /// tile, and spills them in the code of the other tile shapes.
   FLASHPLAN_DEVICE void reset_queries() {
     for (auto& fragments : query_) {
       for (auto& fragment : fragments) {
@@ -250,7 +249,7 @@ class Mainloop {
       copy();
       return;
     }
-// With 8-bit keys the code of one part takes all registers, so parts are not unrolled.
+// With 8-bit keys the code for kKeysAtOnce keys takes all registers, so the loop is not unrolled.
 #pragma unroll T::kIsNarrow ? 1 : kParts
     for (int part = 0; part < kParts; ++part) {
       const int key = warp_key + part * S::kKeysAtOnce;
@@ -311,8 +310,9 @@ class Mainloop {
   }
 
   /// o_ += weights of `s` * v, for the keys from kBegin on. It takes S::kWeightsAtOnce keys at a
-  /// time: the weights of more keys would not fit into registers beside the logits. The first key
-  /// of `s` is number `key` of the tile, whose first key is number `first_key` of the request.
+  /// time, because the weights of more keys would not fit into registers beside the logits. The
+  /// first key of `s` is number `key` of the tile, whose first key is number `first_key` of the
+  /// request.
   template <int kBegin>
   FLASHPLAN_DEVICE void add_values(Logits<S>& s, uint32_t v_tile, int32_t first_key, int key,
                                    int head) {
@@ -332,8 +332,8 @@ class Mainloop {
     }
   }
 
-  /// Does what add_values() does where warps share rows: exchanges weights with these warps, and
-  /// adds the values of the keys of all of them.
+  /// Takes the place of add_values() where warps share rows. Exchanges weights with these warps,
+  /// and adds the weighted values of the keys of all of them.
   FLASHPLAN_DEVICE void add_values_of_peers(Logits<S>& s, uint32_t v_tile, int32_t first_key,
                                             int key, int head) {
     if constexpr (T::Variant::kUseSoftmax) {
@@ -377,7 +377,7 @@ class Mainloop {
   unsigned char* const smem_;
   const uint32_t base_;
   const int thread_;
-  const bool computes_;  // false in a warp that has no keys to compute
+  const bool computes_;  // false for a warp that only copies
   Pipeline pipeline_;
 
   OnlineSoftmax<S::kMmaM> softmax_;

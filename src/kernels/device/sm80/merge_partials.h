@@ -10,9 +10,9 @@ namespace flashplan::device {
 /// The factors of a merge for variants without softmax: states are added without weights.
 constexpr float2 kSum = {1.0F, 1.0F};
 
-/// Merges the states of a part of a merge's rows in the order of their keys, and writes o and lse.
-/// A thread loads 4 dims of kStatesAtOnce states of kRowsAtOnce rows before it uses any of them,
-/// which hides the latency of memory.
+/// Merges the states of the rows `part` of a merge in the order of their keys, and writes o and
+/// lse. To hide the latency of memory, a thread loads 4 dims of kStatesAtOnce states of kRowsAtOnce
+/// rows before it uses any of them.
 template <typename T, int kRowsAtOnce, int kStatesAtOnce>
 FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const Merge& merge,
                                      const MergePart& part) {
@@ -126,7 +126,7 @@ FLASHPLAN_DEVICE void merge_few_rows(const AttentionParams& p, const Merge& merg
   }
 }
 
-/// Numbers of merges; after the last one kNoMerge.
+/// The numbers of up to kCount merges; entries behind the last one are kNoMerge.
 constexpr int32_t kNoMerge = -1;
 template <int kCount>
 struct MergeNumbers {
@@ -135,9 +135,9 @@ struct MergeNumbers {
 
 /// For each merge whose number is given: merges the partial results of a request's rows in the
 /// order of their keys, then those of the prefixes that the request reads, from the innermost
-/// outwards. Writes o and lse. The result does not depend on which CTA does this. Several requests
-/// are merged side by side, so that more loads are in flight: a CTA that ends a prefix may have to
-/// merge all requests that read it.
+/// outwards. Writes o and lse. The result does not depend on which CTA does this. A CTA that ends a
+/// prefix may have to merge all requests that read it, so several requests are merged side by side,
+/// with more loads in flight.
 template <typename T, int kCount>
 __device__ __noinline__ void merge_with_prefixes(const AttentionParams& p,
                                                  MergeNumbers<kCount> merges, int thread) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// 8-bit queries. In work tiles of many rows they are copied to the upper halves of the rows that
-// they fill as float16, and are widened in place, once for all keys.
+// 8-bit queries. In work tiles of many rows, each row is copied to the upper half of the memory
+// that it takes as float16, and is widened in place, once for all keys.
 #pragma once
 
 #include "abi/params.h"
@@ -22,7 +22,8 @@ FLASHPLAN_DEVICE float head_scale(const AttentionParams& p, int32_t kv_head) {
 }
 
 /// Starts a warp's copies of kRows rows of 8-bit queries to the upper halves of the float16 rows at
-/// `tile`. All lanes call row_address(row) together. Dims beyond `head_dim` become zeros.
+/// `tile`. All lanes call row_address(row) together, because it may shuffle. Dims beyond `head_dim`
+/// become zeros.
 template <int kHeadDim, int kRows, typename RowAddress>
 FLASHPLAN_DEVICE void copy_narrow_queries(uint32_t tile, int head_dim, bool vectorized, int lane,
                                           RowAddress row_address) {
@@ -44,9 +45,9 @@ FLASHPLAN_DEVICE void copy_narrow_queries(uint32_t tile, int head_dim, bool vect
   }
 }
 
-/// Widens the queries that copy_narrow_queries() has brought to rows [first_row, + kRows), and puts
-/// their dims into the order of permute_query_dims(). A row is widened from its first dims on, so
-/// that bytes are read, by whichever lane, before they are written over.
+/// Widens the kRows rows of queries from `first_row` on, which copy_narrow_queries() has brought,
+/// and puts their dims into the order of permute_query_dims(). Rows are widened from their first
+/// dims on, so that no lane overwrites bytes that are not read yet.
 template <DType kQuery, int kHeadDim, int kRows>
 FLASHPLAN_DEVICE void widen_query_dims(uint32_t q_tile, int first_row, int lane) {
   using Tile = SharedTile<kHeadDim * 2>;

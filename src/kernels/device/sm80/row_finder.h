@@ -6,10 +6,10 @@
 
 namespace flashplan::device {
 
-/// Finds the addresses of the rows that a group of lanes copies in TileCopy, by these lanes alone,
-/// so that no warp waits for another one. Even lanes find rows of keys, odd ones rows of values.
-/// Page ids are loaded to registers at least a step before they are used, because a load waits
-/// behind the copies that are under way.
+/// Finds the addresses of the rows that a group of lanes copies in TileCopy. These lanes find them
+/// alone, so that no warp waits for another one. Even lanes find rows of keys, odd lanes rows of
+/// values. Page ids are loaded to registers at least a step before they are used, because a load
+/// waits behind the copies that are under way.
 template <typename T>
 class RowFinder {
   using Copy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimQk, T::kTileKv, T::kThreads>;
@@ -21,11 +21,12 @@ class RowFinder {
 
  public:
   using Cursor = KvCursor<T::kKv, T::kTileKv, T::kThreads>;
-  /// False with one CTA per SM, as with 256 dims, because no registers are left there.
+  /// False with one CTA per SM, for example with 256 dims, because no registers are left there.
   static constexpr bool kIsSupported =
       T::kCtasPerSm == 2 && Copy::kLanesPerRow == ValueCopy::kLanesPerRow;
 
-  /// A lane's row addresses in a tile: where each would be in page 0, and its page id.
+  /// A lane's row addresses in a tile. Each consists of the address that the row would have in page
+  /// 0, and of its page id.
   struct Rows {
     const unsigned char* in_page[kAddresses];
     uint32_t pages[kAddresses];
@@ -42,7 +43,7 @@ class RowFinder {
 
   /// Requests the page ids of `tile`. `ids` is the row of the page table, or null for ragged keys,
   /// which begin at row `kv_row` of k and v. `first_seen`: the first key that any row sees. It is
-  /// read instead of keys before it, and the last key instead of keys past it.
+  /// read instead of keys before it, and the last key instead of keys past the last key.
   FLASHPLAN_DEVICE void request(Rows& rows, const Cursor& tile, const KeySpan& keys,
                                 int32_t first_seen, const PageTable& pages, const int32_t* ids,
                                 int32_t kv_row) const {
@@ -95,8 +96,8 @@ class RowFinder {
  private:
   static_assert(kLanes % 2 == 0);
   FLASHPLAN_DEVICE bool is_value() const { return (thread_ & 1) != 0; }
-  /// The number of this lane's a-th address among those of the lanes that copy the same rows: key
-  /// and value of their first row, of their second row, ...
+  /// The number of this lane's a-th address among the addresses that its group of lanes finds: key
+  /// and value of the group's first row, of its second row, ...
   FLASHPLAN_DEVICE int number(int a) const { return a * kLanes + (thread_ & (kLanes - 1)); }
   FLASHPLAN_DEVICE int row_of(int a) const {
     return Copy::row(0, thread_) + number(a) / 2 * Copy::kRowStep;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchanges values between lanes and warps that have parts of the same rows.
+// Exchanges values between lanes and warps that compute different columns of the same rows.
 #pragma once
 
 #include "kernels/device/sm80/tile_context.h"
@@ -7,10 +7,10 @@
 
 namespace flashplan::device {
 
-/// S::kWarpsVo warps share rows. Each computes the logits of its part of the keys, and the products
-/// of its part of the dims of v, for which it needs the weights of all keys. Weights are exchanged
-/// in shared memory. Within a warp, four lanes share a row. Indices [m][half] are as in
-/// OnlineSoftmax.
+/// S::kWarpsVo warps share rows. Each computes the logits of some of the keys, and the products
+/// with some of the dims of v. For the products it needs the weights of all keys, so weights are
+/// exchanged in shared memory. Within a warp, four lanes share a row. Index [m][half] is a lane's
+/// row m * 16 + half * 8 + lane / 4 of the warp.
 template <typename S>
 class RowPeers {
  public:
@@ -43,8 +43,8 @@ class RowPeers {
     combine(x, [](float a, float b) { return a + b; });
   }
 
-  /// Stores this warp's weights, and waits for those of all warps that share rows. Between
-  /// load_weights() and the next exchange() there must be a wait() or any().
+  /// Stores this warp's weights, and waits for those of all warps that share rows. A wait() or
+  /// any() must come between load_weights() and the next exchange(), which overwrites the weights.
   template <DType kWeight, int kTiles>
   FLASHPLAN_DEVICE void exchange(const float (&weights)[S::kMmaM][kTiles][4]) const {
     constexpr int kSteps = kTiles / 2;
@@ -69,7 +69,7 @@ class RowPeers {
   }
 
  private:
-  // The named barrier of the warps that share rows. Number 0 is that of __syncthreads().
+  // The named barrier of the warps that share rows. Barrier 0 is used by __syncthreads().
   FLASHPLAN_DEVICE int barrier() const { return 1 + at_.warp_q; }
   FLASHPLAN_DEVICE uint32_t fragment_address(int step, int m) const {
     return memory_ + ((step * S::kMmaM + m) * 32 + at_.lane) * 16;

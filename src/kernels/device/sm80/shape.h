@@ -10,7 +10,8 @@
 namespace flashplan::device {
 
 /// `Choices` where decodes with 80 dims read two kv heads together. Memory is read in blocks of 64
-/// bytes, so parts of the blocks that a single row of 160 bytes lies in would be read in vain.
+/// bytes. A row of 160 bytes does not fill whole blocks, but the adjacent rows of two heads do,
+/// with 320 bytes.
 template <typename Choices>
 struct With80Dims : Choices {
   static constexpr int kShortRowDims = 80;
@@ -30,39 +31,39 @@ template <typename Choices, int kSmemPerSm>
 struct Tiling : Choices {
   static constexpr bool kIsNarrow = Element<Choices::kKv>::kBytes == 1;
 
-  // An SM runs 8 warps: in two CTAs, or in one where 128 rows x 256 dims take half of the
-  // registers, or where 100 KB do not hold the queries and keys of two CTAs.
+  // An SM runs 8 warps. They are two CTAs, but one CTA where accumulators of 128 rows x 256 dims
+  // take half of the registers, or where 100 KB do not hold the queries and keys of two CTAs.
   static constexpr bool kIsWide = Choices::kHeadDimVo > 128;
   static constexpr bool kIsSmall = kSmemPerSm < 164;
   static constexpr int kCtasPerSm = kIsWide || kIsSmall ? 1 : 2;
   static constexpr int kThreads = 256 / kCtasPerSm;
   // With more than 256 dims, the accumulators of 16 rows take two warps. Beside keys of so many
-  // dims there is room for the queries of 64 rows, and only on GPUs with 228 KB.
+  // dims there is room for the queries of 64 rows only, and only on GPUs with 228 KB.
   static constexpr bool kIsWidest = Choices::kHeadDimVo > 256;
   static constexpr int kFewWarpsVo = kIsWidest ? 2 : 1;
   static constexpr int kMostRows = kIsWidest ? 64 : 128;
   static constexpr int kTileQ = Choices::kFewRowsAlone ? 16 : kMostRows;
   // Rows of a warp in tiles of many rows. With 32 rows it reads half as many fragments of k and v
-  // as with 16. On GPUs with 100 KB, which have half the matrix rate, these reads are no
-  // bottleneck, so 16 rows are enough. The accumulators of 32 rows x 256 dims need two warps.
+  // for each row as with 16. On GPUs with 100 KB, which have half the matrix rate, these reads are
+  // no bottleneck, so 16 rows are enough. The accumulators of 32 rows x 256 dims need two warps.
   static constexpr int kManyRows = kIsSmall || kIsWidest ? 16 : 32;
   static constexpr int kManyWarpsVo = kIsWide && !kIsSmall ? 2 : 1;
   // The system takes 1 KB of shared memory per CTA.
   static constexpr int kStaticSmemBytes = 512;  // the kernel's __shared__ variables, at most
   static constexpr int kSmemBudget = (kSmemPerSm / kCtasPerSm - 1) * 1024 - kStaticSmemBytes;
 
-  // Shared memory that the row address and the page id of a key take.
+  // Bytes of shared memory that the row addresses and the page id of a key take.
   static constexpr int kTableBytesPerKey = KvRow::kPitch;
   static constexpr int kIdBytesPerKey = 4;
   /// Keys of a step: as many as leave room for two stages beside the queries. 64 keys in more
-  /// stages are better than 128, except with 64 dims and 8-bit keys, where 64 keys are too little
-  /// work between two barriers.
+  /// stages are better than 128, except with up to 64 dims or 8-bit keys, where 64 keys are too
+  /// little work between two barriers.
   static constexpr int tile_kv() {
     constexpr int kBytesPerKey =
         (Choices::kHeadDimQk + Choices::kHeadDimVo) * Element<Choices::kKv>::kBytes +
         kTableBytesPerKey + kIdBytesPerKey;
     constexpr int kQBytes = kMostRows * Choices::kHeadDimQk * Element<Choices::kQ>::kBytes;
-    // What else is in shared memory takes at most kOtherBytes.
+    // Everything else in shared memory takes at most kOtherBytes.
     constexpr int kOtherBytes = 1024 + (kManyWarpsVo > 1 ? 16 * 1024 : 0);
     int keys = kIsNarrow || Choices::kHeadDimQk <= 64 ? 128 : 64;
     while (kOtherBytes + kQBytes + 2 * keys * kBytesPerKey > kSmemBudget) keys /= 2;
@@ -75,8 +76,9 @@ struct Tiling : Choices {
 
 /// How the warps of a CTA share a row tile of up to kRows rows. kWarpsQ warps take different rows,
 /// kMmaM * 16 each. For tiles of few rows, which are bound by memory, kWarpsKv warps take different
-/// keys of each tile; each has its own softmax until the end, so that they need not wait for each
-/// other. kWarpsVo warps share rows: they take different keys for logits and different dims of v.
+/// keys of each tile. Each of these warps has its own softmax until the end, so that they need not
+/// wait for each other. kWarpsVo warps share rows: they take different keys for logits and
+/// different dims of v.
 template <typename T, int kWarpsQ_, int kMmaM_, int kWarpsVo_ = 1>
 struct Shape {
   static constexpr int kMmaM = kMmaM_;
@@ -93,26 +95,26 @@ struct Shape {
   static constexpr int kDimsVo = T::kHeadDimVo / kWarpsVo;  // dims of a warp's accumulators
   static constexpr int kKeysPerWarp = T::kTileKv / kWarpsKv;
   // Keys whose logits are in registers at a time; queries are read once for all of them. 8-bit keys
-  // take more registers while they are widened, so there are fewer of them, unless two warps share
-  // rows or values have fewer than 128 dims.
+  // take more registers while they are widened, so a warp takes fewer of them at a time, unless two
+  // warps share rows or values have fewer than 128 dims.
   static constexpr bool kLeavesRegisters = !T::kIsNarrow || kWarpsVo > 1 || T::kHeadDimVo < 128;
   static constexpr int kMostAtOnce = kLeavesRegisters ? 64 : 32;
   static constexpr int kKeysAtOnce = kKeysPerWarp < kMostAtOnce ? kKeysPerWarp : kMostAtOnce;
   // A warp computes the logits of this many of the kKeysAtOnce keys.
   static constexpr int kLogitKeys = kKeysAtOnce / kWarpsVo;
   static_assert(kLogitKeys % 16 == 0);
-  // Keys whose weights are computed at a time: fewer where accumulators and logits take most of the
-  // registers.
+  // Keys whose weights are computed at a time. They are fewer where accumulators and logits take
+  // most of the registers.
   static constexpr int kMostWeights = kMmaM * (kDimsVo + kLogitKeys) >= 320 ? 32 : 64;
   static constexpr int kWeightsAtOnce = kKeysAtOnce < kMostWeights ? kKeysAtOnce : kMostWeights;
 
   // For few rows every stage has room for queries, which are then kept in registers. For many rows
-  // there is one buffer, to which each warp copies its rows of the next head when it no longer
-  // reads those of the last.
+  // there is one buffer, to which each warp copies its rows of the next head once it has read its
+  // rows of the last head.
   static constexpr bool kQueryInStage = kRows <= 64 && !T::kIsWidest;
   static constexpr bool kQueryInRegisters = kQueryInStage || T::kHeadDimQk <= 64;
   // The dtype that queries have in shared memory when their fragments are loaded. 8-bit queries
-  // that are kept in registers are widened there, others in shared memory.
+  // that are kept in registers are widened there; other 8-bit queries are widened in shared memory.
   static constexpr DType kSharedQ = kQueryInRegisters ? T::kQuery : T::kQ;
   static constexpr int kQueryBytes = Element<kSharedQ>::kBytes;
   static constexpr int kQBytes = kRows * T::kHeadDimQk * kQueryBytes;
@@ -127,8 +129,9 @@ struct Shape {
   // A ring of kEntries tiles holds the row addresses and page ids of their keys.
   static constexpr int kTableBytes = T::kTileKv * T::kTableBytesPerKey;
   static constexpr int kIdBytes = T::kTileKv * T::kIdBytesPerKey;
-  /// A multiple of the stages. If addresses are computed for several tiles at once, also a multiple
-  /// of twice as many tiles, because the addresses of the previous tiles are still in use.
+  /// The entries of the ring: a multiple of `stages`. If addresses are computed for several tiles
+  /// at once, it is also a multiple of twice `tiles_at_once`, because the addresses of as many
+  /// tiles before these are still in use.
   static constexpr int entries(int stages, int tiles_at_once) {
     const int least = tiles_at_once == 1 ? 1 : 2 * tiles_at_once;
     int count = stages;
@@ -148,8 +151,9 @@ struct Shape {
     return stages;
   }
   static constexpr int kStages = most_stages();
-  // Where queries are read in every step, enough registers are left to compute the addresses of 256
-  // keys at once, with one wait instead of several. This is done if it does not cost a stage.
+  // Where queries are read from shared memory in every step, enough registers are left to compute
+  // the addresses of 256 keys at once, with one wait instead of several. This is done if there is
+  // room for it without giving up a stage.
   static constexpr int most_tiles_at_once() {
     int tiles = kQueryInRegisters ? 1 : 256 / T::kTileKv;
     while (tiles > 1 && smem_bytes(kStages, tiles) > T::kSmemBudget) tiles /= 2;
@@ -165,15 +169,15 @@ struct Shape {
     unsigned char tables[kEntries][kTableBytes];  // a KvRow for each key of a tile
     int32_t ids[kEntries][T::kTileKv];            // the page id of each key of a tile
   };
-  // After the header come the memory of RowPeers and that for queries, which not all shapes have,
-  // then the stages.
+  // After the header come the memory of RowPeers and the buffer for queries, which some shapes do
+  // not have, and then the stages.
   static constexpr int kPeers = sizeof(Header);
   static constexpr int kQuery = kPeers + kWarps * kPeerBytes;
   static constexpr int kFirstStage = kQuery + (kQueryInStage ? 0 : kQBytes);
   static constexpr int kSmemBytes = kFirstStage + kStages * kStageBytes;
   static_assert(kSmemBytes == smem_bytes(kStages, kTilesAtOnce) && kSmemBytes <= T::kSmemBudget);
   static_assert(kQuery % 128 == 0 && kStageBytes % 128 == 0);
-  /// Epilogue writes 8 rows of each warp to a stage, as many dims at a time as the stage holds.
+  /// The dims that Epilogue writes at a time, for 8 rows of each warp: as many as a stage holds.
   static constexpr int most_output_dims() {
     int dims = kDimsVo;
     while (kWarpsQ * kWarpsVo * kWarpsKv * 8 * dims * 4 > kStageBytes) dims /= 2;
@@ -222,7 +226,7 @@ constexpr int short_row_dims() {
   return T::kCtasPerSm == 2 && T::Variant::kIsBuiltIn ? T::kShortRowDims : 0;
 }
 
-/// What FewRows is compiled for: it takes `kHeads` kv heads at once.
+/// The sizes that FewRows is compiled with to take `kHeads` kv heads at once.
 template <typename T, int kHeads>
 struct FewRowsShape {
   static constexpr int kBytes = Element<T::kKv>::kBytes;
@@ -237,7 +241,7 @@ struct FewRowsShape {
   static constexpr int kIdsBytes = 32 * 4;  // each lane's page id of a step
   /// What a warp stores for the others at the end of a head.
   struct State {
-    int stage;                      // byte offset in shared memory of the stage that has its o
+    int stage;                      // byte offset in shared memory of the stage with the warp's o
     alignas(16) float2 softmax[8];  // {shift, sum} of each row
   };
   static constexpr int kOutputPitch = (kDims + 31) / 32 * 32;  // floats from row to row of o
@@ -245,7 +249,7 @@ struct FewRowsShape {
   static constexpr int kStages =
       (T::kSmemBudget / kWarps - static_cast<int>(sizeof(State))) / (kStageBytes + kIdsBytes);
 
-  /// Each warp has its own part of each array.
+  /// The first dimension of each array is the warp that uses the memory.
   struct Memory {
     alignas(128) unsigned char stages[kWarps][kStages][kStageBytes];
     int32_t ids[kWarps][kStages][32];

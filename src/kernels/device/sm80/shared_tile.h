@@ -19,10 +19,10 @@ struct SharedTile {
     if constexpr (kChunks % 8 == 0) {
       return row & 7;
     } else if constexpr (kChunks % 4 == 0) {
-      // Rows have an odd multiple of 64 bytes, so every second one begins at the same bank.
+      // Rows have an odd multiple of 64 bytes, so every second row begins at the same bank.
       return (row >> 1) & 3;
     } else {
-      // Rows have an odd multiple of 32 bytes, so every fourth one begins at the same bank.
+      // Rows have an odd multiple of 32 bytes, so every fourth row begins at the same bank.
       return (row >> 2) & 1;
     }
   }

@@ -7,13 +7,12 @@
 namespace flashplan::device {
 
 /// The softmax state of kMmaM * 16 rows; index [m][half] is this lane's row m * 16 + half * 8 +
-/// lane / 4. Weights are exp2(scale * logit - shift). The maximum ignores NaN. The sum keeps NaN,
-/// and becomes NaN by a logit of +inf, so that lse and o follow from the sum alone
-/// (attention_state.h).
+/// lane / 4. Weights are exp2(scale * logit - shift). The maximum ignores NaN. A logit of NaN or
+/// +inf makes the sum NaN, so that lse and o follow from the sum alone (attention_state.h).
 template <int kMmaM>
 struct OnlineSoftmax {
   float shift[kMmaM][2];  // the largest of scale * logit, or a little less
-  float sum[kMmaM][2];  // sum of the weights in this lane's columns; after finish() in all columns
+  float sum[kMmaM][2];    // sum of this lane's weights; after finish(), of all weights of the row
 
   // The shift before the first key. It is finite, so that masked logits of -inf give no NaN.
   static constexpr float kNoShift = -3e38F;
@@ -26,13 +25,14 @@ struct OnlineSoftmax {
     }
   }
 
-  /// Raises the shift of rows where it is too small for new logits, and rescales o and the sums.
-  /// Must be called before weigh() for these logits. `peers`: RowPeers.
+  /// If the shift of a row is too small for the new logits, raises the shifts and rescales o and
+  /// the sums. Must be called before weigh() for these logits. `peers`: RowPeers.
   template <int kKeyTiles, int kDimTiles, typename Peers>
   FLASHPLAN_DEVICE void rescale(const float (&s)[kMmaM][kKeyTiles][4],
                                 float (&o)[kMmaM][kDimTiles][4], float scale, const Peers& peers) {
-    // A shift that is 2^8 too small leaves weights that float32 sums and 16-bit products can hold.
-    // Rescaling only when the maximum grows by more makes shuffles and passes over o rare.
+    // A shift that is too small by up to 8 leaves weights of up to 2^8, which float32 sums and
+    // 16-bit products can hold. Only larger maxima lead to rescaling, so shuffles and passes over o
+    // are rare.
     constexpr float kSlack = 8.0F;
     float largest[kMmaM][2];  // largest logits in this lane's columns
     bool grows = false;

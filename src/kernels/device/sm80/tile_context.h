@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The current work tile of a CTA, and each warp's part of it.
+// The current work tile of a CTA, and which rows, keys and dims of it each warp computes.
 #pragma once
 
 #include "abi/begin_tile.h"
@@ -8,11 +8,10 @@
 
 namespace flashplan::device {
 
-/// The current work tile. It is in shared memory, because the registers are needed for
-/// accumulators.
+/// The current work tile. It is kept in shared memory, because accumulators need the registers.
 struct TileContext {
   WorkTile tile;
-  int32_t chunk_kv;  // keys of one state; larger than any length without batch_invariant
+  int32_t chunk_kv;  // keys of one state; without batch_invariant larger than any length
   // `block` begins at an odd 32-bit word. At an even one nvcc would load its fields in pairs, and
   // spill registers for head dim 256.
   RowBlock block;
@@ -20,7 +19,7 @@ struct TileContext {
   int32_t first_masked_key;  // the first key that the caller's mask of bits covers
   int32_t on_pages;          // kAllOnPages or kSomeOffPages
   const int32_t* page_ids;   // page ids of the segment; null for ragged keys
-  // If tile.merge >= 0: the record of the first head's merge. It is loaded together with keys.
+  // If tile.merge >= 0: the record of the first head's merge, which is loaded with the first keys.
   Merge merge;
   uint32_t is_last;  // a bit for each of up to 32 merges: this CTA was the last to arrive
   MergePart part;    // the rows of `merge` that this CTA has to merge
@@ -53,8 +52,8 @@ static_assert(__builtin_offsetof(TileContext, merge) % 8 == 0);
 static_assert(__builtin_offsetof(TileContext, block) % 8 == 4);
 #endif
 
-/// Requests what the merge at the end of a tile needs: its record to `context`, its counter and the
-/// first log-sum-exp to the L2 cache.
+/// Starts to load what the merge at the end of a tile needs: its record into `context`, its counter
+/// and the first log-sum-exp into the L2 cache.
 FLASHPLAN_DEVICE void prepare_merge(const AttentionParams& p, TileContext& context, int thread) {
   constexpr int kWords = sizeof(Merge) / 8;
   if (thread < kWords) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the sm80 family does at the end of a work tile: it arrives at merges, and merges where it is
-// the last to arrive.
+// The end of a work tile in the sm80 family: the CTA arrives at merges, and merges where it is the
+// last to arrive.
 #pragma once
 
 #include "kernels/device/sm80/merge_partials.h"
@@ -8,8 +8,8 @@
 
 namespace flashplan::device {
 
-/// Arrives at `count` merges: `first`, `first` + step, ... Calls finish(MergeNumbers), by all
-/// threads, for those at which this CTA was the last to arrive, up to kAtOnce at a time.
+/// Arrives at `count` merges: `first`, `first` + step, ... All threads call finish(MergeNumbers)
+/// for the merges at which this CTA was the last to arrive, up to kAtOnce merges at a time.
 template <int kAtOnce, typename Finish>
 FLASHPLAN_DEVICE void arrive_at(const AttentionParams& p, TileContext& context, int thread,
                                 int32_t first, int32_t count, int32_t step, Finish finish) {
@@ -66,7 +66,7 @@ __device__ __noinline__ void finish_sharer(const AttentionParams& p, TileContext
   });
 }
 
-/// Merges rows with at least kManyStates states. As a rule these are few rows, so it loads 16
+/// Merges rows with at least kManyStates states. Such merges mostly have few rows, so it loads 16
 /// states of one row at a time. It is not inlined, so that a kernel has one copy of it.
 constexpr int32_t kManyStates = 8;
 template <typename T>
@@ -132,9 +132,9 @@ __device__ __noinline__ void arrive_and_merge_any(const AttentionParams& p, Tile
   arrive_and_merge<T, 1, 16>(p, context, thread);
 }
 
-/// Writes empty states where a work tile of a merge has written fewer states than were planned:
-/// where its request is shorter, or where a plan with a window has one spare state for each head
-/// and the tile did not need it. This is rare, so it is not inlined.
+/// Writes empty states if a work tile of a merge has written fewer states than were planned. This
+/// happens if its request is shorter than planned, or if a plan with a window has one spare state
+/// for each head and the tile did not need it. This is rare, so it is not inlined.
 template <typename T>
 __device__ __noinline__ void write_missing_states(const AttentionParams& p,
                                                   const TileContext& context, int thread) {
@@ -166,8 +166,8 @@ __device__ __noinline__ void finish_without_keys(const AttentionParams& p, TileC
     __syncthreads();
     write_missing_states<T>(p, context, thread);
     if constexpr (kPairedDims<T> > 0) {
-      // Whichever work tile of a merge arrives last, the same function must merge, so that the bits
-      // of results do not depend on it.
+      // The bits of results must not depend on which work tile arrives last, so the same function
+      // must merge as in run_few_rows().
       if (takes_few_rows<T>(p, context)) {
         arrive_and_merge_few<T>(p, context, thread);
         return;

@@ -16,13 +16,13 @@ class TileRotator {
                                const typename T::Variant& variant, int thread)
       : p_(p), block_(block), variant_(variant), thread_(thread) {}
 
-  /// Rotates the keys of the pipeline stage at address `stage`, and with the first keys of a head
-  /// its queries: those of the stage, or at `queries`. Called by all threads of the CTA.
+  /// Rotates the keys of the pipeline stage at address `stage`, and with a head's first keys also
+  /// the head's queries, which are in this stage or at `queries`. All threads of the CTA call it.
   FLASHPLAN_DEVICE void rotate(uint32_t stage, uint32_t queries, int32_t first_key, int head,
                                bool is_first) const {
     if (is_first) rotate_queries(S::kQueryInStage ? stage + S::kStageQuery : queries, head);
     if constexpr (S::kWarpsKv > 1) {
-      // A warp rotates the keys that no other warp reads, and need not wait for the others.
+      // Each warp rotates the keys that it alone reads, so it need not wait for other warps.
       if (is_first) __syncthreads();
       if (WarpPlace<S>(thread_).computes) {
         const WarpPlace<S> at(opaque(thread_));
@@ -44,7 +44,7 @@ class TileRotator {
   FLASHPLAN_DEVICE void rotate_keys(uint32_t stage, int first_row, int thread, int32_t first_key,
                                     int head) const {
     using Tile = SharedTile<T::kHeadDimQk * Element<T::kKv>::kBytes>;
-    const int head_dim = p_.tensors.head_dim_qk;  // padding after these dims is zeros
+    const int head_dim = p_.tensors.head_dim_qk;  // later dims are padding of zeros
     RowRotation<Variant, T::kKv, Tile, T::kHeadDimQk, kThreads, Variant::kTransformsKey, 2>::
         rotate_rows(
             stage, first_row, kRows, thread,

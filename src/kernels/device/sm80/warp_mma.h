@@ -2,8 +2,8 @@
 // The two matrix products of attention for one warp: 16 * kMmaM query rows against kKeys keys.
 //
 // 8-bit keys and values are widened in registers. ldmatrix moves 16-bit units, so the dims of 8-bit
-// rows arrive in another order, and the fragments of q and the accumulators of o have the same
-// order:
+// rows arrive in registers in another order, which the fragments of q and the accumulators of o
+// must follow:
 //   logical dims (2c, 2c+1, 2c+8, 2c+9) of a k-step are stored dims 4c .. 4c+3 of 16, and
 //   tiles (2b, 2b+1) of o hold the even and the odd dims of the b-th 16.
 // Here c = lane % 4, and b counts the groups of 16 dims.
@@ -14,9 +14,9 @@
 
 namespace flashplan::device {
 
-/// The address of this lane's part of the fragments of 16 query rows from `row` on. `kQ`: the dtype
-/// of queries in shared memory; load_query_fragment() widens those of 8 bits. `kOrdered`:
-/// permute_query_dims() was called for these rows.
+/// The address from which this lane loads its elements of the fragments of 16 query rows from `row`
+/// on. `kQ`: the dtype of queries in shared memory; load_query_fragment() widens 8-bit queries.
+/// `kOrdered`: permute_query_dims() was called for these rows.
 template <DType kQ, DType kKv, int kHeadDim, bool kOrdered>
 FLASHPLAN_DEVICE uint32_t query_address(uint32_t q_tile, int row, int lane) {
   using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
@@ -54,9 +54,9 @@ FLASHPLAN_DEVICE void load_query_fragment(uint32_t (&a)[4], uint32_t address, in
   }
 }
 
-/// Puts the dims of query rows [first_row, + kRows) into the order of 8-bit keys, by one warp, so
-/// that ldmatrix loads their fragments. Otherwise fragments would be loaded as pairs of registers,
-/// which would be moved for each product, since a product takes four consecutive registers.
+/// Puts the dims of kRows query rows from `first_row` on into the order of 8-bit keys, by one warp,
+/// so that ldmatrix can load their fragments. Otherwise two loads would fill two registers each,
+/// and these would be moved for each product, which takes four consecutive registers.
 template <DType kQ, int kHeadDim, int kRows>
 FLASHPLAN_DEVICE void permute_query_dims(uint32_t q_tile, int first_row, int lane) {
   using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
@@ -73,15 +73,15 @@ FLASHPLAN_DEVICE void permute_query_dims(uint32_t q_tile, int first_row, int lan
   }
 }
 
-/// The first of the two dims that register i of fragment `k` has for this lane; its row is lane / 4
-/// + i % 2 * 8.
+/// The first of the two dims that this lane has in register i of fragment `k`. They are dims of row
+/// lane / 4 + i % 2 * 8.
 template <DType kKv>
 FLASHPLAN_DEVICE int query_fragment_dim(int k, int i, int lane) {
   const int c = lane % 4;
   return k * 16 + (Element<kKv>::kBytes == 2 ? i / 2 * 8 + c * 2 : c * 4 + i / 2 * 2);
 }
 
-/// The dims of the accumulators of o. For 8-bit v, two adjacent dims are in adjacent tiles.
+/// Which dims the accumulators of o have. For 8-bit v, two adjacent dims are in adjacent tiles.
 template <DType kKv>
 struct ValueLayout {
   static constexpr bool kInterleaved = Element<kKv>::kBytes == 1;
@@ -90,7 +90,7 @@ struct ValueLayout {
   static FLASHPLAN_DEVICE int first_dim(int lane) { return lane % 4 * (kInterleaved ? 4 : 2); }
 
   /// Calls f(d, x, y) with the values of dims first_dim() + d and first_dim() + d + 1 of one row
-  /// half, for all pairs up to `num_dims`, a multiple of 16.
+  /// half, for all pairs of dims below `num_dims`, a multiple of 16.
   template <int kTiles, typename Function>
   static FLASHPLAN_DEVICE void for_each_pair(const float (&o)[kTiles][4], int half, int num_dims,
                                              Function f) {
@@ -110,11 +110,11 @@ struct ValueLayout {
   }
 };
 
-/// s += q k^T for kKeys keys of a tile, from `first_key` on. `query_fragment(a, m, k)` loads the
+/// s += q k^T for the kKeys keys of a tile from `first_key` on. `query_fragment(a, m, k)` loads the
 /// operand of query rows m and dims k. Operands are loaded two groups of products before they are
 /// used, because two warps per scheduler do not hide the latency of shared memory. `meanwhile()` is
-/// called once the first loads are in flight.
-/// `transform(pair, key, dim)` replaces elements (dim, dim + 1) of a key.
+/// called once the first loads are in flight. `transform(pair, key, dim)` replaces elements (dim,
+/// dim + 1) of a key.
 template <DType kQ, DType kKv, int kHeadDim, int kMmaM, int kKeys, typename QueryFragment,
           typename Meanwhile, typename Transform>
 FLASHPLAN_DEVICE void gemm_qk(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_tile, int first_key,
@@ -193,7 +193,7 @@ FLASHPLAN_DEVICE void pack_weights(uint32_t (&a)[4], const float (&first)[4],
   a[3] = Element<kWeight>::pack(second[2], second[3]);
 }
 
-/// o += weights * v for keys [first_key, + kKeys) of a tile and dims from `first_dim` on.
+/// o += weights * v for the kKeys keys of a tile from `first_key` on, and dims from `first_dim` on.
 /// `weight_fragment(a, m, step)` loads the weights of 16 keys. `transform(pair, key, dim)` replaces
 /// dim `dim` of keys (key, key + 1).
 template <DType kWeight, DType kKv, int kHeadDim, int kKeys, int kMmaM, int kDimTiles,
