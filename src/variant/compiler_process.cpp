@@ -50,15 +50,15 @@ bool is_readable(int pipe, int milliseconds) {
 bool has_ended(pid_t process, int* status) {
   const pid_t ended = ::waitpid(process, status, WNOHANG);
   if (ended == process) return true;
-  // If the program ignores SIGCHLD, or waits for all children elsewhere, the status is lost, and
-  // counts as 0.
+  // If this process ignores SIGCHLD, or waits for all its children elsewhere, the status is lost,
+  // and counts as 0.
   if (ended < 0 && errno == ECHILD) return *status = 0, true;
   return false;
 }
 
 /// Reads the output of a process until the process ends, and keeps the first kMostOutput bytes. It
-/// does not wait for the end of the pipe, which other processes that it has started may keep open.
-/// Returns whether the process ended before the deadline.
+/// does not wait for the end of the pipe, because processes that the compiler has started may keep
+/// the pipe open. Returns whether the process ended before the deadline.
 bool follow(pid_t process, int pipe, Clock::time_point deadline, std::string* output, int* status) {
   bool is_open = true;
   while (!has_ended(process, status)) {
@@ -69,8 +69,8 @@ bool follow(pid_t process, int pipe, Clock::time_point deadline, std::string* ou
       is_open = read_some(pipe, output);
     }
   }
-  // Reads the last output, at most the 64 KB that a pipe holds, so that processes which still write
-  // to it can not keep this loop going.
+  // Reads the last output, but no more than the 64 KB that a pipe holds, so that other processes
+  // that still write can not keep this loop going.
   for (std::size_t i = 0; is_open && i < kMostOutput / 4096 && is_readable(pipe, 0); ++i) {
     is_open = read_some(pipe, output);
   }
@@ -97,8 +97,8 @@ class Killer {
   pid_t process_;
 };
 
-/// A stream over a text, which may be null. It throws when memory runs out; by default a stream
-/// would take that for the end of the text.
+/// A stream over a text, which may be null. The stream throws when memory runs out, which it would
+/// take for the end of the text by default.
 std::istringstream stream_of(const char* text) {
   std::istringstream stream(text != nullptr ? text : "");
   stream.exceptions(std::ios::badbit);
@@ -112,8 +112,8 @@ int start(const std::vector<std::string>& command, const fs::path& folder, int o
   std::vector<char*> argv;
   for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
-  // In the locale C compilers write their messages in English, in the form that is searched for
-  // errors. Other settings of the locale are left out.
+  // In the locale C compilers write their messages in English, the language in which errors are
+  // searched for. Other settings of the locale are left out.
   std::vector<char*> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     if (std::string(*entry).rfind("LC_", 0) != 0) environment.push_back(*entry);
@@ -130,7 +130,7 @@ int start(const std::vector<std::string>& command, const fs::path& folder, int o
   posix_spawn_file_actions_adddup2(&actions, output_end, 1);
   posix_spawn_file_actions_adddup2(&actions, output_end, 2);
   posix_spawn_file_actions_addchdir_np(&actions, folder.c_str());
-  // The compiler gets the default handling of signals, whatever this process has set.
+  // The compiler gets the default handling of signals, whatever handling this process has set.
   sigset_t none, defaults;
   sigemptyset(&none);
   sigemptyset(&defaults);

@@ -26,13 +26,13 @@ class TemporaryFolder {
 struct ProcessResult {
   enum class Outcome { kEnded, kNotStarted, kTimeout };
   Outcome outcome = Outcome::kNotStarted;
-  bool succeeded = false;  // ended with status 0; if the status is lost (SIGCHLD ignored), ended
-  int error = 0;           // the errno that tells why it was not started
+  bool succeeded = false;  // it ended with status 0, or with a lost status (SIGCHLD ignored)
+  int error = 0;           // the errno of a start that failed
   std::string output;      // of stdout and stderr, the first 64 KB
 };
 
-/// Runs a program in a working folder, and waits for it, but not for processes that it leaves
-/// running. After `seconds` the program is killed, together with all processes of its group.
+/// Runs a program in a working folder. Waits for the program, but not for processes that it leaves
+/// running. After `seconds` kills it, together with all processes of its group.
 ProcessResult run_process(const std::vector<std::string>& command,
                           const std::filesystem::path& folder, double seconds);
 
@@ -40,7 +40,7 @@ ProcessResult run_process(const std::vector<std::string>& command,
 /// no such program.
 std::string find_program(const std::string& name);
 
-/// The options for a compiler that an environment variable holds, separated by spaces.
+/// The words of an environment variable, separated by spaces, such as options for a compiler.
 std::vector<std::string> words_of(const char* environment);
 
 /// The longest time that a compilation may take: FLASHPLAN_COMPILE_SECONDS, by default 60.

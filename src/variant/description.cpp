@@ -22,8 +22,8 @@ constexpr std::string_view kInputs[] = {"x",   "request", "token",   "head",   "
 constexpr std::string_view kFunctions[] = {"exp",   "exp2", "log", "log2", "tanh",    "sqrt",
                                            "rsqrt", "pow",  "sin", "cos",  "erf",     "floor",
                                            "ceil",  "abs",  "min", "max",  "infinity"};
-// The arguments of run() in Python besides kRunTensors. A variant's tensors and scalars are keyword
-// arguments of run(), too, so they must not have these names.
+// The arguments of run() in Python that are not in kRunTensors. A variant's tensors and scalars are
+// keyword arguments of run(), too, so they must not have these names.
 constexpr std::string_view kRunArguments[] = {"self", "attn", "return_lse", "stream", "pdl"};
 constexpr std::string_view kKeywords[] = {"alignas",       "alignof",     "and",
                                           "and_eq",        "asm",         "auto",

@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kSuffix = ".variant";
 constexpr std::string_view kLockSuffix = ".variant.lock";
 constexpr std::size_t kKeySize = 64;
-constexpr std::string_view kMagic = "flashplan cache 1";  // stands before the final checksum
+constexpr std::string_view kMagic = "flashplan cache 1";  // a file ends with this and its checksum
 // The largest file that is read. No compiled variant is so large.
 constexpr std::size_t kMostFileBytes = 256 << 20;
 constexpr std::size_t kTrailerSize = kMagic.size() + sizeof(Sha256::Digest);
@@ -106,8 +106,8 @@ Descriptor open_folder(const fs::path& path, bool make) {
 
 enum class Kind { kForeign, kEntry, kTemporary };
 
-/// Tells from its name what a file in the folder is. Files whose names DiskCache can not have given
-/// are kForeign, and are never deleted.
+/// Tells from its name what a file in the folder is. A file with a name that DiskCache never gives
+/// is kForeign, and is never deleted.
 Kind kind_of(std::string_view name) {
   const std::string_view key = name.substr(0, kKeySize);
   const std::string_view suffix = name.substr(key.size());
@@ -202,15 +202,15 @@ DiskCache::Lock::Lock(const DiskCache& cache, const std::string& name)
     Descriptor file(::openat(folder_.number(), name_.c_str(),
                              O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
     if (!file.is_open()) return;
-    // A lock of fcntl() belongs to the process. A lock of flock() would be inherited by a forked
-    // child, and so be held for too long.
+    // A lock of fcntl() belongs to the process. A forked child would inherit a lock of flock(), and
+    // so hold it for too long.
     struct flock whole = {};
     whole.l_type = F_WRLCK;
     whole.l_whence = SEEK_SET;
     if (::fcntl(file.number(), F_SETLK, &whole) == 0) {
       struct stat facts = {};
-      // The process that held the lock before has deleted this file. Others may lock a new one, so
-      // this process tries that one, too.
+      // If the last holder of the lock has deleted this file, other processes may lock a new file
+      // of this name, so this process must lock the new file.
       if (::fstat(file.number(), &facts) == 0 && facts.st_nlink == 0) continue;
       file_ = std::move(file);
       return;

@@ -62,12 +62,12 @@ std::vector<std::string> compiler_options(const Variant::Impl& variant,
       architecture,
       "--std=c++20",
       "--device-as-default-execution-space",  // so that kernels may call constexpr functions
-      "--prec-div=false",  // affects bodies alone: the kernel names its instructions itself
+      "--prec-div=false",  // for divisions in bodies; the kernel itself has hardly any
       "--prec-sqrt=false",
       "--diag-error=940"};  // refuses a body that returns no value
-  // --ftz=true flushes subnormal numbers to zero. Exponentials and quotients, which bodies of
-  // `logits` use, then take fewer instructions. Comparisons, which are most of a body of `mask`,
-  // then take more, so a variant without `logits` is compiled without it.
+  // --ftz=true flushes subnormal numbers to zero. With it, exponentials and quotients, which bodies
+  // of `logits` use, take fewer instructions. Comparisons, of which bodies of `mask` mostly
+  // consist, take more, so a variant without `logits` is compiled without it.
   if (variant.logits) options.emplace_back("--ftz=true");
   const std::vector<std::string> own = words_of("FLASHPLAN_NVRTC_FLAGS");
   options.insert(options.end(), own.begin(), own.end());
@@ -86,8 +86,8 @@ std::string first_error(const std::string& log) {
   return "no message";
 }
 
-/// Loads a file of the cache, whose first line is the name of the kernel and whose rest is the
-/// cubin. Returns false if there is none, or if its cubin is that of `refused`.
+/// Loads a file of the cache. Its first line is the name of the kernel, and the rest is the cubin.
+/// Returns false if there is no such file, or if its cubin is that of `refused`.
 bool load_cached(const DiskCache& cache, const std::string& key, const GpuCode* refused,
                  GpuCode* code) {
   const std::optional<std::string> content = cache.load(key);
@@ -127,7 +127,7 @@ Status make_gpu_code(const Variant::Impl& variant, const GpuKernelTraits& traits
   NvrtcResult result;
   const Status status = compile_with_nvrtc(program_source(variant, traits), kernel_name(traits),
                                            compiler_options(variant, traits), &result);
-  if (!result.log.empty()) {  // else keep the log of another kernel of this variant
+  if (!result.log.empty()) {  // an empty log must not replace another kernel's log
     const std::scoped_lock log_lock(variant.log_mutex);
     variant.log = result.log;
   }

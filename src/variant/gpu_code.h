@@ -50,9 +50,9 @@ struct GpuCode {
 Status gpu_code_key(const Variant::Impl& variant, const GpuKernelTraits& traits, std::string* key);
 
 /// Gets the code from the cache on disk, or compiles it. `key`: the result of gpu_code_key().
-/// `refused`: code from the cache that the driver could not load, or null. It is compiled again,
-/// and replaced in the cache. Errors are those of compile_with_nvrtc(); Variant::compile_log() then
-/// has the log.
+/// `refused`: code from the cache that the driver could not load, or null. Such code is compiled
+/// again, and replaced in the cache. Errors are those of compile_with_nvrtc();
+/// Variant::compile_log() then has the log.
 Status make_gpu_code(const Variant::Impl& variant, const GpuKernelTraits& traits,
                      const std::string& key, GpuCode* code, const GpuCode* refused = nullptr);
 

@@ -63,7 +63,8 @@ bool load(const char* path) {
   return all;
 }
 
-/// NVRTC has no C++ standard library. Device code includes only one of its headers, which is this.
+/// NVRTC has no C++ standard library. Device code needs only one header of it, <cstdint>, which
+/// this text replaces.
 constexpr const char* kCstdint =
     "using int8_t = signed char;\nusing int16_t = short;\nusing int32_t = int;\n"
     "using int64_t = long;\nusing uint8_t = unsigned char;\nusing uint16_t = unsigned short;\n"

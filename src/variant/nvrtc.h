@@ -10,9 +10,9 @@
 
 namespace flashplan {
 
-/// Sets the path of NVRTC's library, which is tried before the usual names; empty: none. The Python
-/// package sets it, since it knows where pip installs NVRTC. If FLASHPLAN_NVRTC is set, only the
-/// library that it names is tried.
+/// Sets a path of NVRTC's library, which is tried before the usual names; empty: there is none. The
+/// Python package sets it, since it knows where pip installs NVRTC. If FLASHPLAN_NVRTC is set, only
+/// the library that it names is tried.
 void set_nvrtc_path(const std::string& path) noexcept;
 
 struct NvrtcResult {

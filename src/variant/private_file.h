@@ -27,17 +27,18 @@ class Descriptor {
   int number_;
 };
 
-/// Opens a folder that belongs to this user and that nobody else may write. If there is none and
-/// `make` is true, makes it and the folders above it, for this user alone. If the folder can not be
-/// used, the result is not open, and `problem` says why. If there is none and `make` is false, the
-/// result is not open either, but `problem` stays empty.
+/// Opens a folder that belongs to this user and that nobody else may write. If the folder does not
+/// exist and `make` is true, makes it and the folders above it, for this user alone. If the folder
+/// can not be used, the result is not open, and `problem` says why. If the folder does not exist
+/// and `make` is false, the result is not open either, but `problem` stays empty.
 Descriptor open_private_folder(const std::filesystem::path& path, bool make, std::string* problem);
 
 /// Opens a file for reading, if it is a regular file of this user that nobody else may write, and
 /// has at most `most_bytes` bytes. Does not follow links, and does not wait if it is a pipe.
 Descriptor open_private_file(int folder, const std::string& name, std::size_t most_bytes);
 
-/// The content of a descriptor's regular file; none if it can not be read, or not all of it.
+/// The content of a regular file, given its descriptor; none if the file can not be read
+/// completely.
 std::optional<std::string> read_whole(int file);
 
 /// Writes `content`. Returns false, and sets errno, if not everything could be written.

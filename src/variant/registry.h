@@ -12,8 +12,8 @@
 
 namespace flashplan {
 
-/// The compiled code of this process, by key. Whoever fills in a `Code` holds its `mutex`. Nothing
-/// is ever destroyed: threads may run the code until the process ends.
+/// The compiled code of this process, by key. Callers hold the `mutex` of a `Code` while they fill
+/// it in. Nothing is ever destroyed, because threads may run the code until the process ends.
 template <typename Code>
 class Registry {
  public:

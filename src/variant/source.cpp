@@ -25,11 +25,12 @@ void append_body(std::string& text, const Variant::Impl& variant, const char* na
   text += body + "\n}\n\n#line 1 \"flashplan\"\n";
 }
 
-/// Appends a struct of which each function is a body that the user wrote, and each member a tensor
-/// or scalar that these bodies use. The struct has no other names, so none of ours can clash with
-/// the user's.
+/// Appends a struct whose functions are the bodies that the user wrote, and whose members are the
+/// tensors and scalars that these bodies use. The struct has no other names, so that no name of the
+/// library can clash with the user's names.
 void append_bodies(std::string& text, const Variant::Impl& v) {
-  // A name may be that of a macro in a system header, such as NULL, so such macros are removed.
+  // The user's name may be that of a macro in a system header, such as NULL, so the macro is
+  // removed.
   for (const Variant::Impl::Tensor& tensor : v.tensors) text += "#undef " + tensor.name + "\n";
   for (const Variant::Impl::Scalar& scalar : v.scalars) text += "#undef " + scalar.name + "\n";
   text += "struct UserBodies {\n";
@@ -61,7 +62,8 @@ std::string number(float x) {
   return {std::begin(text), std::to_chars(std::begin(text), std::end(text), x).ptr};
 }
 
-/// Appends the constants by which a kernel rotates. Angles are integers, in 2^-64 of a turn.
+/// Appends the members of a variant that rotates; append_rope_turns() appends the tables that they
+/// read.
 void append_rope(std::string& text, const RopeTurns& rope) {
   text += "  static constexpr bool kRotates = true;\n";
   text += "  static constexpr int kRotaryDim = " + std::to_string(rope.rotary_dim) + ";\n";
@@ -73,6 +75,8 @@ void append_rope(std::string& text, const RopeTurns& rope) {
   text += "  static FLASHPLAN_DEVICE float2 step(int pair) {\n";
   text += "    return flashplan_steps[pair];\n  }\n";
 }
+
+/// Appends the tables of a rotation: angles in 2^-64 of a turn, and {cos, sin} of 8 positions.
 void append_rope_turns(std::string& text, const RopeTurns& rope) {
   text += "__device__ const unsigned long long flashplan_turns[] = {";
   for (int32_t i = 0; i < rope.rotary_dim / 2; ++i) {

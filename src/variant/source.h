@@ -11,8 +11,8 @@ namespace flashplan {
 
 /// The source of `struct UserVariant`. It must be compiled behind the declarations of Standard,
 /// Softcap and OwnLogits (variant.h of cpu or kernels/device) and of the functions in
-/// abi/variant_math.h. `softcap`: whether the plan has one. `rope`: the plan's rotation if it is to
-/// be compiled in, as on a GPU, else null.
+/// abi/variant_math.h. `softcap`: whether the plan has one. `rope`: the plan's rotation, if it is
+/// compiled into the kernel, as on a GPU; else null.
 std::string variant_source(const Variant::Impl& variant, bool softcap,
                            const RopeTurns* rope = nullptr);
 
