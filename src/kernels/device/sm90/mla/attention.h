@@ -80,13 +80,15 @@ constexpr int kConsumer = 1;
 constexpr int kProducer = 2;
 
 /// With cold caches, the first 64 KB of a kernel's code cause no cache misses. nvcc emits the last
-/// branch of this chain first, if it does not know how the conditions depend on each other: the
-/// producer, then both consumers, then what copies rows one by one.
+/// branch of the if-else chain below first, if it does not know how the conditions depend on each
+/// other. So the code has this order: the producer, both consumers, and then the producer that
+/// copies keys row by row.
 template <typename S>
 FLASHPLAN_DEVICE void run_mla(const AttentionParams& p) {
   extern __shared__ __align__(1024) unsigned char smem[];
   const MlaSmem<S> shared(reinterpret_cast<MlaSharedMemory<S>&>(smem));
-  // Requested before anything else: code comes from memory, too, and takes as long.
+  // The queue is requested before anything else, so that it arrives while code is fetched from
+  // memory.
   const uint32_t queue_word = MlaRecordLoader<S>::request_queue(p);
   if (threadIdx.x == 32) {
     tma_prefetch_map(&p.maps.q);
@@ -124,7 +126,7 @@ __global__ void __launch_bounds__(MlaShape<Choices>::kThreads, 1)
   run_mla<MlaShape<Choices>>(p);
 }
 
-/// Pairs of CTAs; see MlaShape.
+/// Two CTAs, a cluster, compute the work tiles of a queue together; see MlaShape.
 template <typename Choices>
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(MlaShape<Choices, true>::kThreads, 1)
     sm90_mla_pairs_kernel(const __grid_constant__ AttentionParams p) {

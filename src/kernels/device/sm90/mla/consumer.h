@@ -12,7 +12,8 @@ namespace flashplan::device {
 /// columns of all rows. Logits and weights of a block are computed once, by its owner: warpgroup 0
 /// has the even blocks of a tile, warpgroup 1 the odd ones. The other warpgroup reads the weights
 /// from shared memory (MlaSharedMemory, 3). So the tensor cores multiply for one warpgroup while
-/// the other one has its softmax.
+/// the other one computes its softmax. Below, "o += 0, left" adds the product of the weights of
+/// block 0 and the left half of its values.
 ///
 ///   warpgroup 0: logits 0 | weights 0 | o += 0, left            | o += 1, left  | logits 2 ...
 ///   warpgroup 1: logits 1             | o += 0, right beside weights 1 | o += 1, right | logits 3
@@ -85,7 +86,8 @@ class MlaConsumer {
     mbarrier_wait(full.barrier, full.parity);
     if (fences_) fence_async_proxy();
   }
-  /// Waits for this warpgroup's half of the values. The owner has it already where keys are values.
+  /// Waits for this warpgroup's half of the values. Where keys are values, the owner of the block
+  /// has already waited for it, to compute logits.
   template <int kWarpgroup>
   FLASHPLAN_DEVICE void wait_values(uint32_t block, bool owns) const {
     if constexpr (S::kHasValues) {
@@ -135,8 +137,8 @@ class MlaConsumer {
     variant_.scale_logits(p_.variant.k_scales.of(kv_head));
   }
 
-  /// The mask that makes of a block's number in its tile its number in its chunk. Chunks have a
-  /// power of two of blocks. In plans without chunks, the whole tile is one.
+  /// The mask that turns a block's number in its tile into its number in its chunk. The number of
+  /// blocks in a chunk is a power of two. In plans without chunks, the whole tile is one chunk.
   FLASHPLAN_DEVICE int32_t bits_in_chunk() const {
     const int32_t chunk_kv = p_.schedule.chunk_kv;
     return chunk_kv > 0 ? chunk_kv / S::kTileKv - 1 : 0x7fffffff;
@@ -145,9 +147,9 @@ class MlaConsumer {
     return block >> __popc(static_cast<unsigned>(bits_in_chunk()));
   }
 
-  /// Computes o, and the sums of weights in this thread's columns, of the chunk that begins with
-  /// block n of a tile of `count` blocks. Returns the first block behind the chunk or, if the
-  /// number of its blocks is odd, the one after that.
+  /// Computes the chunk that begins with block n of a tile of `count` blocks: o, and the sums of
+  /// weights in this thread's columns. Returns the first block behind the chunk or, if the number
+  /// of its blocks is odd, the one after that.
   template <int kWarpgroup>
   FLASHPLAN_DEVICE int32_t attend(const Sm90Context& context, int32_t n, int32_t count) {
 #pragma unroll 1
@@ -269,8 +271,9 @@ class MlaConsumer {
     };
     return columns(found.x) | columns(found.y) << 8 | 0xffff0000U;
   }
-  /// Starts the products of queries and keys. Where values are tensors of their own, they take the
-  /// keys' place: each part is then waited for by itself, so that the left one is free earlier.
+  /// Starts the products of queries and keys. Where values are tensors of their own, they are
+  /// loaded to the memory of the keys. Then the products with the left half of the keys are a batch
+  /// of their own, so that this half is freed earlier.
   FLASHPLAN_DEVICE void multiply_keys(uint32_t block) {
     const WgmmaOperand q = S::Query::by_dims(smem_.of_operand(smem_.queries()));
 #pragma unroll
@@ -356,8 +359,8 @@ class MlaConsumer {
     barrier_wait(S::kOwnBarrier + kWarpgroup, 128);  // all warps have read the last weights
     const int thread = opaque(thread_);
     const int lane = thread % 32;
-    // The address of chunk 0 or 1 of this lane's row. XOR with n * 16 gives that of chunk n, n
-    // even.
+    // The address of chunk lane / 16 of row lane % 16. XOR with n * 16, n even, gives that of chunk
+    // n + lane / 16.
     const uint32_t own =
         smem_.weights() + (thread / 32 * 16 + lane % 16) * 128 + (((lane / 16) ^ lane) % 8 << 4);
 #pragma unroll
@@ -379,7 +382,8 @@ class MlaConsumer {
   const MlaSmem<S> smem_;
   const int warpgroup_;
   const int thread_;
-  // Whether keys come by ordinary writes or cp.async, and those who write have put no fence behind.
+  // Whether wait_part() needs a fence of the async proxy: keys are written by ordinary writes or
+  // cp.async, and the warps that write them put no fence behind.
   const bool fences_;
   Variant variant_;
   Softmax softmax_;

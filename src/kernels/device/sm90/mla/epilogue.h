@@ -50,8 +50,9 @@ class MlaEpilogue {
     return state;
   }
 
-  /// Writes the result of a tile that belongs to no merge, or of a chunk of it. Results of several
-  /// chunks are merged here, by the operations of MlaMerge. `is_last`: no chunk follows.
+  /// Writes the result of a tile that belongs to no merge. If the tile has chunks, this is called
+  /// with the state of each: it merges them, by the operations of MlaMerge, and writes the result
+  /// after the last chunk. `is_last`: no chunk follows.
   FLASHPLAN_DEVICE void write(const Sm90Context& context, Accumulators& o, State& state,
                               int32_t chunk, bool is_last) const {
     const PackedRows rows = context.block().rows;
@@ -69,7 +70,7 @@ class MlaEpilogue {
       write_chunks(rows, kv_head, o);
     }
     if (warpgroup_ == 0) write_lse(rows, kv_head, state.lse);
-    barrier_wait(S::kConsumerBarrier, S::kConsumerThreads);  // then weights may be written
+    barrier_wait(S::kConsumerBarrier, S::kConsumerThreads);  // weights may then overwrite results
   }
 
   /// Writes the state of chunk number `chunk` of a tile, or of the whole tile, as a partial result,
@@ -106,7 +107,7 @@ class MlaEpilogue {
     }
   }
 
-  /// Writes the results of a tile without keys, both warpgroups half of the rows each.
+  /// Writes the results of a tile without keys; each warpgroup writes half of the rows.
   __device__ __noinline__ void write_empty(const Sm90Context& context) const {
     constexpr int kQuads = S::kHeadDimVo / 4;
     const PackedRows rows = context.block().rows;
@@ -202,10 +203,10 @@ class MlaEpilogue {
     }
   }
 
-  /// Results of the dtype of q in aligned rows: 64 dims of 8 rows of a warp at a time are staged in
-  /// the memory of the weights, of which each warp has an eighth, so that 8 lanes write 128 bytes
-  /// of a row at once. Nobody reads weights between the barrier in state() and that at the end of
-  /// write().
+  /// Writes results of the dtype of q in aligned rows. 64 dims of 8 rows of a warp at a time are
+  /// staged in the memory of the weights, so that 8 lanes write 128 bytes of a row at once. Each
+  /// warp stages in an eighth of this memory. Nobody reads weights between the barrier in state()
+  /// and that at the end of write().
   FLASHPLAN_DEVICE void write_chunks(const PackedRows& rows, int32_t kv_head,
                                      const Accumulators& o) const {
     const int thread = opaque(thread_);
@@ -254,8 +255,8 @@ class MlaEpilogue {
     }
   }
 
-  /// Results of any dtype and alignment: 16 dims of a warp's rows at a time are staged as floats in
-  /// the memory of the weights, as in write_chunks().
+  /// Writes results of any dtype and alignment. 16 dims of a warp's rows at a time are staged as
+  /// floats in the warp's eighth of the memory of the weights.
   FLASHPLAN_DEVICE void write_anything(const PackedRows& rows, int32_t kv_head,
                                        const Accumulators& o) const {
     constexpr int kDims = 16;

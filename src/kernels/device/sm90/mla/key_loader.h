@@ -41,8 +41,8 @@ class MlaKeyWarp {
   /// Calls fill(block, its number in the queue, what request(block) has returned) for each block of
   /// the queue. Before that it calls prefetch() for the next block of the tile, and request() for
   /// the one after it. The row tiles of a request are computed at about the same time, so each one
-  /// prefetches every other block for all. Where a request has one row tile, nothing is prefetched:
-  /// it would cost a tenth of the time (docs/tuning/sm90-mla.md).
+  /// prefetches every other block for all of them. Where a request has one row tile, nothing is
+  /// prefetched, because prefetches would add a tenth to the time (docs/tuning/sm90-mla.md).
   template <typename Request, typename Prefetch, typename Fill>
   FLASHPLAN_DEVICE void for_each_block(Request request, Prefetch prefetch, Fill fill,
                                        const uint32_t* queue_word = nullptr) {
@@ -57,7 +57,7 @@ class MlaKeyWarp {
       for (int32_t n = -1; n < count; ++n) {
         const int32_t key = begin + n * S::kTileKv;
         const auto later_requested = request(block_at(key + 2 * S::kTileKv));
-        // The first block of the queue is loaded at once.
+        // The first block of the queue is loaded at once, so it is not prefetched.
         if (n >= 0 || number > 0) prefetch(block_at(key + S::kTileKv), next_requested);
         if (n >= 0) fill(block_at(key), number++, requested);
         requested = next_requested;
@@ -103,8 +103,9 @@ class MlaKeyWarp {
     }
   }
 
-  /// The keys of the first tile, from the begin of the queue. So keys are requested before another
-  /// warp has finished the tile's record. Only for runs in which the planned lengths hold.
+  /// The keys of the first tile, which follow from QueueStart, so that they are requested before
+  /// another warp has finished the tile's record. It is called only if the run reads no lengths on
+  /// the device (kv_lens), which would replace the planned ones.
   FLASHPLAN_DEVICE Keys first_keys(uint32_t queue_word) const {
     // The member of QueueStart at an offset in bytes.
     const auto word = [&](int offset) {
@@ -129,7 +130,8 @@ class MlaKeyWarp {
     return {begin, end, block.first_seen(p_), kv_row, qo_len, row_tile, is_end, has_steps};
   }
 
-  /// Tells the consumers, before they are told that keys are there, if some keys are on no page.
+  /// Tells the consumers if some keys are on no page of the cache. It must be called before the
+  /// keys are announced.
   FLASHPLAN_DEVICE void report_pages(bool on_page) const {
     if (__all_sync(0xffffffffU, on_page) == 0) store_shared_4(smem_.on_pages(), kSomeOffPages);
   }
@@ -236,8 +238,9 @@ class MlaBoxLoader : MlaKeyWarp<S> {
     const int rows_of_boxes = __popc(__ballot_sync(0xffffffffU, has_box)) * box_rows;
     const uint32_t half_bytes = rows_of_boxes * S::kHalfDims * 2;
     const uint32_t tail_bytes = rows_of_boxes * S::kTailDims * 2;
-    // Values past the last key must be zeros, since 0 * NaN is NaN: hide_rows() writes these before
-    // the consumers see the block. The tail needs no zeros: logits past the last key are masked.
+    // Values past the last key have weights of 0, but 0 * NaN is NaN: hide_rows() replaces these
+    // values by zeros before the consumers see the block. The tail needs no zeros: logits past the
+    // last key are masked.
     const bool hides = block.count < S::kTileKv;
 #pragma unroll
     for (int part = 0; part < 2; ++part) {

@@ -18,9 +18,9 @@ struct KeyPlace {
   }
 };
 
-/// Finds the keys of requests, one after the other: those of a page table, of ragged tensors, or of
-/// lists. It takes two calls: request() starts a load from memory, find() needs what was loaded.
-/// `kv_row`: of the request's segment; `key`: number of the key in its request.
+/// Finds in which row of the cache a key lies: by a page table, by a list of keys, or in ragged
+/// tensors. This takes two calls: request() starts to load an id from memory, and find() takes this
+/// id. `kv_row`: of the request's segment; `key`: number of the key in its request.
 class KeyPlaces {
  public:
   explicit FLASHPLAN_DEVICE KeyPlaces(const AttentionParams& p) : p_(p) {}
@@ -28,8 +28,8 @@ class KeyPlaces {
   FLASHPLAN_DEVICE bool are_listed() const { return p_.lists.slots != nullptr; }
 
   /// The address of the id that find() needs: that of the key's page, or the key's entry in the
-  /// list. Null for ragged keys, which need none. Lists have entries for all keys of a work tile
-  /// (MlaRecordLoader).
+  /// list. Null for ragged keys, which need none. Lists have entries for all keys of a work tile,
+  /// because MlaRecordLoader ends the tile where the list ends.
   FLASHPLAN_DEVICE const int32_t* id_place(int32_t kv_row, int32_t key) const {
     const PageTable& pages = p_.tensors.pages;
     if (are_listed()) return p_.lists.slots + kv_row * p_.lists.row_stride + key;

@@ -19,7 +19,8 @@ struct MlaMerge {
     Merge merge = p.schedule.merges[number];
     int32_t* counter = counter_of(p, number);
     if constexpr (S::kPairs) {
-      // Each CTA of a pair merges its own rows, with those that have the same rows in other queues.
+      // Each CTA of a pair merges its own rows, together with the CTAs of other queues that have
+      // the same rows.
       const int32_t first_row = first_row_of_cta<S>();
       merge.rows.row_begin += first_row;
       merge.rows.num_rows = min(max(merge.rows.num_rows - first_row, 0), S::kTileQ);
@@ -35,8 +36,8 @@ struct MlaMerge {
     smem.memory.waiting[count] = {merge, part.begin(num_rows), part.end(num_rows)};
   }
 
-  /// Merges what arrive() has left. All consumers call it after their last tile. A warp merges a
-  /// row, or a quarter of it where there are few.
+  /// Merges the rows that arrive() has put into the list. All consumers call it after their last
+  /// tile. A warp merges a row, or a quarter of a row's dims where there are few rows.
   static FLASHPLAN_DEVICE void merge_waiting(const AttentionParams& p, const MlaSmem<S>& smem,
                                              int thread) {
     barrier_wait(S::kConsumerBarrier, S::kConsumerThreads);
@@ -64,7 +65,7 @@ struct MlaMerge {
   }
 
  private:
-  static constexpr int32_t kFewRows = 4;  // which the last CTA merges alone
+  static constexpr int32_t kFewRows = 4;  // so few rows are merged by the last CTA alone
   static constexpr int kQuarters = S::kHeadDimVo / 128;
   static constexpr int64_t kStateRows = S::kRowsOfTile;
 

@@ -16,8 +16,9 @@ class MlaRecordLoader {
   FLASHPLAN_DEVICE MlaRecordLoader(const AttentionParams& p, const MlaSmem<S>& smem)
       : p_(p), smem_(smem), lane_(static_cast<int>(threadIdx.x) % 32) {}
 
-  /// Starts to load the begin of the queue, a word in each lane of two warps: kRecordWarp, which
-  /// calls run(), and the warp before it, which brings keys by boxes.
+  /// Starts to load QueueStart, the bounds of the queue and its first records. Each lane gets a
+  /// word, in two warps: kRecordWarp, which calls run(), and the warp before it, which brings keys
+  /// by boxes.
   static FLASHPLAN_DEVICE uint32_t request_queue(const AttentionParams& p) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -109,7 +110,7 @@ class MlaRecordLoader {
     const WorkTile& tile = context.tile;
     num_states = 1;
     if (tile.merge >= 0) {
-      // One thread reads both when the tile ends, and waits for them.
+      // One thread reads both when the tile ends, and would otherwise wait for memory.
       prefetch_l2(counter_of(p_, tile.merge));
       prefetch_l2(p_.schedule.merges + tile.merge);
       if (p_.schedule.chunk_kv > 0) {

@@ -9,14 +9,14 @@
 namespace flashplan::device {
 
 /// Three warps copy rows of every block, for lists of keys, small pages, and tensors that no map
-/// describes. Each thread arrives at a part's barrier when its copies are complete. wgmma reads
-/// shared memory through another proxy than these copies write it: consumers put a fence behind
-/// their wait.
+/// describes. A block has a left and a right part; each thread arrives at the barrier of a part
+/// when its copies to that part are complete. These copies write shared memory through the generic
+/// proxy, and wgmma reads it through the async proxy, so consumers put a fence behind their wait.
 ///
 /// Eight lanes copy a row, 128 bytes at once. Warp w has groups w, w + 3 and w + 6 of 8 rows. A
 /// lane looks up one row and computes its address while the block waits for its slot; the eight
-/// lanes that copy it get the address by a shuffle. So between the wait and the copies is nothing
-/// else to do. `kVectorized`: rows can be copied 16 bytes at a time.
+/// lanes that copy it get the address by a shuffle. So nothing is left to do between the wait and
+/// the copies. `kVectorized`: rows can be copied 16 bytes at a time.
 template <typename S, bool kVectorized>
 class MlaRowLoader : MlaKeyWarp<S> {
   using Base = MlaKeyWarp<S>;
@@ -84,7 +84,8 @@ class MlaRowLoader : MlaKeyWarp<S> {
     return {from, tail, is_seen, exists};
   }
 
-  /// Brings the keys of a block to the L2 cache; see MlaBoxLoader.
+  /// Brings the keys of a block to the L2 cache, so that they arrive sooner when a slot becomes
+  /// free.
   FLASHPLAN_DEVICE void prefetch(const Block& block, int32_t id) const {
     if (!kVectorized || !block.is_prefetched) return;
     const Source own = source(block, id);
@@ -132,7 +133,8 @@ class MlaRowLoader : MlaKeyWarp<S> {
 
   /// The lane that has looked up the row of copy number `i` of this lane.
   FLASHPLAN_DEVICE int lane_of(int i) const { return i * 4 + lane_ / 8; }
-  /// Where this lane's 16 bytes of that row belong, in a part of a block with the layout of `Tile`.
+  /// Where this lane's 16 bytes of copy number `i` belong, in a part of a block with the layout of
+  /// `Tile`.
   template <typename Tile>
   FLASHPLAN_DEVICE uint32_t offset(int i) const {
     const int group = first_row(i / 2) / 8;
@@ -187,7 +189,8 @@ class MlaRowLoader : MlaKeyWarp<S> {
   const int warp_;
 };
 
-/// Copies rows that are not aligned. Not inlined, so that it takes no registers from other code.
+/// Copies rows that are not aligned. It is not inlined, so that it takes no registers from other
+/// code.
 template <typename S>
 __device__ __noinline__ void copy_unaligned_rows(const AttentionParams& p, const MlaSmem<S>& smem,
                                                  int warp) {

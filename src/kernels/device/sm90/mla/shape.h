@@ -30,8 +30,8 @@ struct MlaShape : Choices {
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
   static constexpr int kConsumerThreads = 128 * kWarpgroups;
   static constexpr int kConsumerWarps = 4 * kWarpgroups;
-  // A consumer has 128 accumulators of o, 32 logits, and 16 packed weights. The producer gets the
-  // registers that are left.
+  // A thread of a consumer has 128 accumulators of o, 32 logits, and 16 registers of packed
+  // weights. The producer gets the registers that are left.
   static constexpr int kConsumerRegisters = kWidens ? 216 : 224;
   static constexpr int kProducerRegisters = kWidens ? 72 : 56;
   static_assert(kWarpgroups * kConsumerRegisters + kProducerRegisters <=
@@ -63,8 +63,9 @@ struct MlaShape : Choices {
   static constexpr int kGatherWarps = 3;
   static constexpr int kWideningWarps = 4;
 
-  // Named barriers: from kWeightsBarrier on, weights of even and of odd blocks are ready; all
-  // consumers; from kOwnBarrier on, the threads of each warpgroup.
+  // Named barriers: kWeightsBarrier and the next one say that the weights of an even or an odd
+  // block are ready. At kConsumerBarrier all consumers meet; at kOwnBarrier and the next one, the
+  // threads of each consumer warpgroup.
   static constexpr int kWeightsBarrier = 1;
   static constexpr int kConsumerBarrier = 3;
   static constexpr int kOwnBarrier = 4;

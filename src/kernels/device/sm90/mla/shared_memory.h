@@ -17,8 +17,8 @@ struct MlaWaitingMerge {
 
 /// A block is the keys of one step. Blocks are counted over the whole queue, from 0: block b is in
 /// slot b % 2. Warpgroup w of the consumers ("the owner") computes the logits and the weights of
-/// those blocks of a tile whose number in the tile is w, w + 2, ...; both multiply them with the
-/// values, each with its half of their columns.
+/// those blocks of a tile whose number in the tile is w, w + 2, ...; both warpgroups multiply the
+/// weights with the values, each with its half of the values' columns.
 ///
 ///   1. Each slot has a left part (the left half of the values) and a right part (the right half,
 ///      and the tail), with an mbarrier for full and one for empty each. The four
@@ -42,8 +42,8 @@ struct MlaWaitingMerge {
 ///      other warpgroup reads them behind its wait. Warp i of either warpgroup has the same rows,
 ///      and reads and writes only these.
 ///   5. Queries: one buffer. It is full when its bytes have arrived, and empty when all eight warps
-///      have computed their last weights of the tile (a step that is computed again reads the
-///      queries). Tile t with steps is phase t of both barriers.
+///      have computed their last weights of the tile (where weights come out too large, logits are
+///      computed again, from the queries). Tile t with steps is phase t of both barriers.
 ///   6. After the last block of a tile, or of a chunk of it, both warpgroups write their sums of
 ///      weights and meet at kConsumerBarrier. So the next blocks find `weights`, `shift` and
 ///      `raised` unread. Sums have two buffers, because a warpgroup may write the next ones while
@@ -65,9 +65,10 @@ struct MlaWaitingMerge {
 ///      left part, their right half in the right part. Keys and values have barriers of their own,
 ///      so that block b is phase b / 2 of each. The keys of block b wait for the values of block
 ///      b - 2, and the values of block b for its keys.
-///  11. In a pair of CTAs, consumers free a part in both CTAs, so it is empty when those of both
-///      have freed it. Then the other CTA's producer may write to it, and so may this CTA's: copies
-///      to the other CTA read it no more, since its consumers have used what they brought.
+///  11. In a pair of CTAs, consumers free a part in both CTAs, so it is empty when the consumers of
+///      both have freed it. Then the producers of both CTAs may write to it. This CTA's copies from
+///      it to the other CTA are complete by then, since the other CTA's consumers have used what
+///      these copies brought.
 template <typename S>
 struct alignas(1024) MlaSharedMemory {
   static constexpr int kOperands = S::kHasValues ? 2 : 1;
@@ -76,7 +77,7 @@ struct alignas(1024) MlaSharedMemory {
   uint64_t full[kOperands * S::kSlots][2];
   uint64_t empty[kOperands * S::kSlots][2];
   alignas(8) uint8_t found[S::kSlots][S::kTileKv / 8];
-  uint64_t tail_full;  // the boxes of a block that ends with the request; then zeros are written
+  uint64_t tail_full;  // the boxes of a tile's last block are there; then zeros are written
   uint64_t q_full;
   uint64_t q_empty;
   uint64_t context_full[S::kContexts];
@@ -89,7 +90,7 @@ struct alignas(1024) MlaSharedMemory {
   float sums[2][S::kWarpgroups][S::kTileQ];
   int32_t num_states[S::kContexts];
   alignas(64) Sm90Context contexts[S::kContexts];
-  // Of keys that MlaPairLoader will look up, one for each lane.
+  // Ids that find the keys which MlaPairLoader looks up next, one for each lane (KeyPlaces).
   int32_t ids[S::kPairs ? S::kWideningWarps : 1][32];
   // Tensor maps and wgmma need tiles at multiples of 1024 bytes: the permutation of 16-byte groups
   // follows from address bits.
@@ -118,7 +119,7 @@ struct MlaSmem {
     return {base + FLASHPLAN_OFFSET_OF(Memory, full) + slot_of(block) * 16 + part * 8,
             block / S::kSlots & 1};
   }
-  /// The phase in which the place of this part has become empty before.
+  /// The phase in which the same part of the block before in this slot is freed.
   FLASHPLAN_DEVICE MbarrierPhase emptied(uint32_t block, int part) const {
     return {empty(block, part), (block / S::kSlots & 1) ^ 1};
   }

@@ -7,29 +7,30 @@
 
 namespace flashplan::device {
 
-/// Four warps. Queries and two wide blocks fill shared memory, so raw rows have no memory of their
-/// own. They wait in two places for being widened:
+/// Four warps bring and widen keys. Queries and two blocks of 16 bits fill shared memory, so raw
+/// rows, of 8 bits, have no memory of their own. They wait in two places until they are widened:
 ///
 /// - The right half of a block waits in registers. It is requested when that of the block before
-///   has been stored, so it has a whole block of time to come.
+///   has been stored, so it has the time of a whole block to arrive.
 /// - The left half, the tail and the scales are copied, raw, to their place in the slot as soon as
 ///   the left part is empty, and widened in place. The left part is empty early: warpgroup 0 of the
-///   consumers frees it without any later block, whereas warpgroup 1 computes the logits of the
-///   next block before it frees the right part of an even one. A tail is read by logits alone, so
-///   it is empty when the left part is. So the copies of a block are often under way while the
-///   block before is widened.
+///   consumers frees it without waiting for a later block, whereas warpgroup 1 computes the logits
+///   of an odd block before it frees the right part of the even block before it. A tail is read by
+///   logits alone, so it is empty when the left part is. So the copies of a block are often under
+///   way while the block before is widened.
 ///
 /// Each lane copies the bytes that it will widen itself. An item of 8 rows and 64 dims has 512 raw
 /// bytes, those of lane i at 16 * i, so that neither copies nor loads meet in a bank. Raw items lie
-/// in the second half of the memory that wide ones take. Only wide items of the second 8 rows
-/// overlap raw ones: those of the first 8 rows, which are not needed any more, and their own, all
-/// of which a warp loads before it stores any. Scales lie where the first wide items come, and so
-/// do page ids, or entries of a list, for a block that comes two blocks later: loads to registers
-/// would be waited for together with the right half.
+/// in the second half of the memory that widened ones take. The widened items of the warp's first 8
+/// rows lie before all raw items. Those of its second 8 rows overwrite the raw items of the first 8
+/// rows, which are not needed any more, and their own raw items, all of which a warp loads before
+/// it stores any. Scales lie where the first widened items come. So do page ids, or entries of a
+/// list, for a block that comes two blocks later: if these were loaded to registers, the compiler
+/// would wait for them together with the right half.
 ///
-/// How loads to registers are waited for is up to the compiler. It waits for all loads that are
-/// under way across a branch at once, so loads have no condition: rows that do not exist are loaded
-/// from a query, and replaced by zeros later.
+/// The compiler places the waits for loads to registers. At a branch it waits for all loads that
+/// are under way at once, so loads have no condition: rows that do not exist are loaded from a
+/// query, and replaced by zeros later.
 template <typename S>
 class MlaStagedLoader : MlaWideningWarp<S> {
   static_assert(!S::kPairs);
@@ -231,7 +232,7 @@ class MlaStagedLoader : MlaWideningWarp<S> {
   }
 
   uint4 right_[kGroups][kItems] = {};  // of the right half of a block
-  float scales_[2] = {};               // see scale_of(); left and right
+  float scales_[2] = {};               // for scale_of(): of the left and of the right half
 };
 
 }  // namespace flashplan::device

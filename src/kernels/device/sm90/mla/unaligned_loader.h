@@ -84,7 +84,7 @@ class MlaUnalignedLoader : MlaWideningWarp<S> {
   }
 };
 
-/// Not inlined, so that it takes no registers from other code.
+/// It is not inlined, so that it takes no registers from other code.
 template <typename S>
 __device__ __noinline__ void widen_unaligned_rows(const AttentionParams& p, const MlaSmem<S>& smem,
                                                   int warp, uint32_t queue_word) {

@@ -19,7 +19,8 @@ struct MlaWidening {
   static constexpr int kTailOffset = kContentDims + (kHasScales ? kContentDims / 128 * 4 : 0);
   static constexpr int kTailBytes = kHasScales ? 2 : 1;
 
-  /// Four floats of 8 bits. The product with the scale is rounded to float32, and then to kQ.
+  /// Widens four floats of 8 bits. The product with the scale is rounded to float32, and then to
+  /// kQ.
   static FLASHPLAN_DEVICE uint2 content(uint32_t four, float scale) {
     const uint2 pairs = Element<kContent>::widen(four);
     if constexpr (!kHasScales && kQ == DType::kFloat16) return pairs;

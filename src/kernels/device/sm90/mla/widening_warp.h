@@ -10,14 +10,15 @@
 namespace flashplan::device {
 
 /// Warp w has rows [16 w, 16 w + 16) of each block. In both parts of a slot, the memory of these
-/// rows lies together, so no warp has to wait for another one. Each lane looks up one row; the
-/// lanes that load the row get its address from that lane by a shuffle.
+/// rows is contiguous, and only this warp writes to it, so no warp has to wait for another one.
+/// Each lane looks up one row; the lanes that load the row get its address from that lane by a
+/// shuffle.
 ///
 /// In a pair of CTAs, warp w of CTA c has the 8 rows from 32 c + 8 w on. It stores them to its own
-/// slot, and copies them from there to the other CTA. These copies count for the other CTA's
-/// mbarriers for full, which thus need no arrivals from here. Both CTAs walk over the same blocks,
-/// and each finds out about all 64 rows whether they exist: the upper lanes of a warp look up the
-/// rows of warp w of the other CTA.
+/// slot, and copies them from there to the other CTA. The other CTA's mbarriers count the bytes of
+/// these copies, so this CTA need not arrive there. Both CTAs walk over the same blocks, and each
+/// finds out about all 64 rows whether they exist: the upper lanes of a warp look up the rows of
+/// warp w of the other CTA.
 ///
 /// Lanes widen items of 16 numbers of a row. Of each 8 rows and 64 dims, lane i has one item, in
 /// row i / 4. So all that a lane loads and stores lies at fixed distances from two addresses in the
@@ -100,8 +101,8 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
     Base::for_each_tile(begin_tile, fill_blocks);
   }
 
-  /// What all lanes have. The shuffle tells the compiler that it is the same, so that it keeps it
-  /// in a uniform register.
+  /// Returns `x`, which all lanes have. The shuffle tells the compiler that they agree, so that it
+  /// keeps the value in a uniform register.
   static FLASHPLAN_DEVICE uint32_t uniform(uint32_t x) { return __shfl_sync(0xffffffffU, x, 0); }
   static constexpr int kRowsOfCta = S::kTileKv / S::kCtas;
   /// The first row of a block that this CTA widens.
@@ -184,9 +185,9 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
     smem_.memory.found[number % S::kSlots][group] =
         static_cast<uint8_t>(rows.existing >> (S::kPairs ? 16 : 8) * lane());
   }
-  /// Announces what the warp has stored to a part of a slot. In pairs, it also copies it to the
-  /// other CTA, and expects what its counterpart copies to here; tails then belong to the left
-  /// part, since right parts are freed later.
+  /// Announces what the warp has stored to a part of a slot. In pairs, the warp also copies these
+  /// rows to the other CTA, and makes its mbarrier expect the bytes that the same warp of the other
+  /// CTA copies to this one. Tails then belong to the left part, since right parts are freed later.
   FLASHPLAN_DEVICE void announce(uint32_t number, int part) const {
     const uint32_t full = smem_.full(number, part).barrier;
     if constexpr (S::kPairs) {
@@ -258,7 +259,7 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
   const int warp_;
   const int first_row_;          // the warp's first row of a block
   const uint32_t place_;         // of this lane's item, in 8 rows of 64 dims
-  const uint32_t to_other_cta_;  // what addresses of the other CTA have more than those of this one
+  const uint32_t to_other_cta_;  // address of a place in the other CTA, minus its address here
   Rows rows_ = {};               // of the block that is stored
   Rows next_ = {};               // of the next block of the tile
 };
