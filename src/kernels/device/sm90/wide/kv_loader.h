@@ -8,9 +8,10 @@
 
 namespace flashplan::device {
 
-/// Works as one warp, whose lane i brings box i of each half of a block. The order is that in which
-/// consumers free memory: the keys of two blocks, which their owners read at the same time, then
-/// the values of both. Each half of a block waits until its place is free (MlaSharedMemory, 10).
+/// Works as one warp, whose lane i brings box i of each half of a block. It brings blocks in the
+/// order in which consumers free memory: the keys of two blocks, which the two consumer warpgroups
+/// read at the same time, then the values of both. Each half of a block waits until its place is
+/// free (MlaSharedMemory, 10).
 template <typename S>
 class WideKvLoader : MlaKeyWarp<S> {
   using Base = MlaKeyWarp<S>;
@@ -135,8 +136,9 @@ class WideKvLoader : MlaKeyWarp<S> {
     if (is_key) Base::report_pages(!own.is_off_page);
     const int box_bytes = p_.maps.box_rows * S::kHalfDims * 2;
     const int num_boxes = __popc(__ballot_sync(0xffffffffU, own.exists));
-    // Values past the last key must be zeros, since 0 * NaN is NaN: hide_rows() writes these before
-    // the consumers see the block. Keys need no zeros: logits past the last key are masked.
+    // Values past the last key have weights of 0, but 0 * NaN is NaN: hide_rows() replaces these
+    // values by zeros before the consumers see the block. Keys need no zeros: logits past the last
+    // key are masked.
     const bool hides = !is_key && block.count < S::kTileKv;
 #pragma unroll 1
     for (int part = 0; part < 2; ++part) {

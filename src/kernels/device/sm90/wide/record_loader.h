@@ -84,8 +84,8 @@ class WideRecordLoader {
     ++head_;
   }
 
-  /// Finishes the record of one kv head. A tile of a merge has only this head, so its partial rows
-  /// and its merge are right as they are.
+  /// Finishes the record of one kv head. A tile that belongs to a merge has only one kv head, so
+  /// its partial_row and merge need no change.
   FLASHPLAN_DEVICE void finish(Sm90Context& context, int32_t& num_states) const {
     WorkTile& tile = context.tile;
     num_states = 1;

@@ -6,9 +6,10 @@
 
 namespace flashplan::device {
 
-/// The keys of a step are overwritten by its values when its logits have been computed. So the
-/// shifts of the earlier steps cannot be tried first, as Sm90Softmax does: the largest logit is
-/// looked up in each step. Shifts are raised where some weight would be larger than kMost.
+/// The values of a step overwrite its keys as soon as its logits have been computed, so logits
+/// cannot be computed again. Sm90Softmax does this when weights with the shifts of earlier steps
+/// come out too large. Here the largest logit is looked up in each step instead, before weights are
+/// computed. Shifts are raised where some weight would be larger than kMost.
 template <typename S>
 struct WideSoftmax : Sm90Softmax<S> {
   using Base = Sm90Softmax<S>;
