@@ -13,9 +13,10 @@ namespace flashplan::device {
 /// A work tile of more than 64 rows is shared: each warpgroup computes 64 of its rows. The
 /// warpgroups take turns to issue products, so that one computes its softmax while the products of
 /// the other run. A tile of up to 64 rows belongs to one warpgroup, and the next such tile to the
-/// next warpgroup; the others skip its keys and values. Inside a warpgroup the products of a step's
-/// values run during the softmax of the next step, and those of a work tile's last values during
-/// the first step of the next tile.
+/// next warpgroup; the other warpgroups skip its keys and values. A step is the work on kTileKv
+/// keys and their values. Inside a warpgroup, the product with the values of a step runs during the
+/// softmax of the next step, and that with the last values of a tile during the first step of the
+/// next tile.
 template <typename S>
 class Sm90Consumer {
  public:
@@ -34,7 +35,8 @@ class Sm90Consumer {
       if (begins_tile_) wait_tile(unit);
       const Sm90Context& context = context_of(unit);
       const bool has_keys = context.has_steps();
-      if (context.is_end && last.tile < 0) break;  // at once: the code below is not cached yet
+      // Nothing is left to do, so this ends before the code below is fetched from memory.
+      if (context.is_end && last.tile < 0) break;
       if (has_keys || last.tile >= 0) attend(unit, last, has_keys);
       if (has_keys) {
         last = unit;
@@ -98,7 +100,8 @@ class Sm90Consumer {
   FLASHPLAN_DEVICE bool is_shared(const Unit& unit) const {
     return __any_sync(0xffffffffU, unit.tile >= 0 && context_of(unit).num_rows > 64) != 0;
   }
-  /// Whether this warpgroup computes rows of the unit whose queries are at `place`.
+  /// Whether this warpgroup computes rows of a unit. `place`: how many parts of query buffers were
+  /// taken before the unit's queries.
   FLASHPLAN_DEVICE bool is_own(bool is_shared, uint32_t place) const {
     return is_shared || static_cast<int>(place % S::kWarpgroups) == warpgroup_;
   }
@@ -133,10 +136,10 @@ class Sm90Consumer {
     barrier_arrive_if(in_turns, S::kTurnBarrier + next, 2 * 128);
   }
 
-  /// Skips the keys or values of another warpgroup's tile. It waits for them, because a warp that
-  /// falls two phases behind could not tell them apart by parity. And every warpgroup frees every
-  /// slot, so that slots are freed in their order: each of the two warps that fill them sees only
-  /// every other round of a slot, and would take one round for another.
+  /// Skips a slot with keys or values of another warpgroup's tile. It waits until the slot is full,
+  /// because a warp that falls two phases behind cannot tell phases apart by parity. It also frees
+  /// the slot: so slots become free in their order. Each of the two warps that fill slots may see
+  /// only every other round of a slot, and without this order would take one round for another.
   FLASHPLAN_DEVICE void pass_slot(bool is_key) { release(smem_.slot_empty(ring_.next(is_key))); }
 
   FLASHPLAN_DEVICE void multiply_keys(int slot, bool is_shared) {
@@ -173,13 +176,13 @@ class Sm90Consumer {
 
   /// Multiplies the last values of unit `last` and writes its output; then computes `unit`, all but
   /// the products of its last values. Where `unit` has no keys, as at the end of the queue, only
-  /// `last` is finished: the next record may be waiting for the memory that the record of `last`
-  /// has.
+  /// `last` is finished. This is not put off until a unit with keys comes, because the record of
+  /// that unit may be waiting for the memory that the record of `last` has.
   ///
-  /// If products were in flight on one side of a branch only, the compiler would wait for each of
-  /// them. So the products of both units are always issued. Where there is no `last`, `unit` has no
-  /// keys, or another warpgroup computes one of them, they multiply whatever is in that memory, and
-  /// nobody reads the results.
+  /// If products were in flight on one side of a branch only, the compiler would insert a wait
+  /// behind each product. So the products of both units are always issued. Where there is no
+  /// `last`, `unit` has no keys, or another warpgroup computes one of the two units, the products
+  /// multiply whatever shared memory holds, and nobody reads the results.
   FLASHPLAN_DEVICE void attend(const Unit& unit, const Unit& last, bool has_keys) {
     const bool has_last = last.tile >= 0;
     const bool shared = has_keys && is_shared(unit);
@@ -218,9 +221,9 @@ class Sm90Consumer {
       const bool in_turns = shared || last_shared;
       wait_turn(in_turns);
       multiply_values(v_slot);
-      // The keys that rows see and the scales are computed while these products run. If they were
-      // computed after multiply_first_keys(), which waits until the tensor cores take more
-      // products, they would delay the output of `last`.
+      // `visible` and `scales` are computed while these products run. Behind multiply_first_keys(),
+      // which waits until the tensor cores take more products, their computation would delay the
+      // output of `last`.
       compute_visible();
       if (has_last) compute_scales();
       multiply_first_keys();
@@ -319,7 +322,7 @@ class Sm90Consumer {
       barrier_wait(S::kOwnBarrier + warpgroup_, 128);
     }
   }
-  /// Skips the parts of a query buffer that are left before a tile that takes a whole buffer.
+  /// Skips the parts that are left over in a query buffer: the next tile takes a whole buffer.
   FLASHPLAN_DEVICE void skip_query_parts() {
     while (q_ % S::kQParts != 0) {
       const MbarrierPhase full = query_part_full();

@@ -85,7 +85,7 @@ class Sm90Epilogue {
   }
 
   /// Writes the results of a tile without keys. Such tiles are rare, so it is not inlined: its code
-  /// then lies behind that of other tiles.
+  /// then lies behind the code that other tiles run.
   __device__ __noinline__ void write_empty(const Sm90Context& context) const {
     constexpr int kQuads = S::kHeadDimVo / 4;
     const WorkTile& tile = context.tile;
@@ -157,7 +157,8 @@ class Sm90Epilogue {
     } else {
       // The rows are staged in the memory of this warp's queries.
       const uint32_t memory = queries + thread / 32 * 16 * 128;
-      // The address of chunk 0 of this lane's row. XOR with n * 16 gives that of chunk n, n even.
+      // The address of chunk lane / 16 of row lane % 16. XOR with n * 16, n even, gives that of
+      // chunk n + lane / 16.
       const uint32_t own = memory + lane % 16 * 128 + (((lane / 16) ^ lane) % 8 << 4);
 #pragma unroll
       for (int n = 0; n < kDimTiles; n += 2) {

@@ -104,7 +104,7 @@ FLASHPLAN_DEVICE uint32_t address_in_cta(uint32_t address, uint32_t rank) {
   return mapped;
 }
 /// Arrives at an mbarrier of any CTA of the cluster, to say that this thread has finished reading.
-/// Those who wait do not read what it has written, so there is no fence.
+/// The arrival is relaxed, because those who wait do not read what this thread has written.
 FLASHPLAN_DEVICE void mbarrier_arrive_in_cluster(uint32_t barrier) {
   asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];\n" ::"r"(barrier)
                : "memory");
@@ -119,16 +119,16 @@ FLASHPLAN_DEVICE void bulk_send(uint32_t to, uint32_t from, uint32_t bytes, uint
       "r"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-/// Waits until all threads of the cluster have come here, so that all of its CTAs have mbarriers,
-/// which mbarrier_fence_init() has published. All threads of the warp call it.
+/// Waits until all threads of the cluster have come here. Then the mbarriers of all its CTAs are
+/// initialised, and mbarrier_fence_init() has published them. All threads of the warp call it.
 FLASHPLAN_DEVICE void cluster_barrier_of_begin() {
   asm volatile(
       "barrier.cluster.arrive.relaxed.aligned;\n"
       "barrier.cluster.wait.acquire.aligned;\n" ::
           : "memory");
 }
-/// Waits until all threads of the cluster have come here, and what they did before is complete. All
-/// threads of the warp call it.
+/// Waits until all threads of the cluster have come here, and their earlier reads and writes are
+/// complete. All threads of the warp call it.
 FLASHPLAN_DEVICE void cluster_barrier() {
   __syncwarp();
   asm volatile(
@@ -214,8 +214,8 @@ FLASHPLAN_DEVICE void fence_async_proxy() {
 }
 
 /// Orders ordinary writes to shared and global memory before later accesses through the async
-/// proxy: this thread's own writes, and those of other threads that happened before, such as
-/// before a barrier that these and this thread have passed.
+/// proxy. These are this thread's own writes, and writes of other threads that happened before, for
+/// example before a barrier that both threads have passed.
 FLASHPLAN_DEVICE void fence_async_proxy_of_all_memory() {
   asm volatile("fence.proxy.async;\n" ::: "memory");
 }

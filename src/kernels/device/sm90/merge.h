@@ -28,10 +28,10 @@ class Sm90Merge {
   }
 
   /// Arrives at a merge. If this warpgroup then has rows to merge, it puts them into its list for
-  /// merge_waiting(). Each warpgroup of a tile has an arrival counter for its own rows; only a
-  /// prefix has one counter for all rows. `is_final`: no tiles are left to compute. A request that
-  /// reads prefixes is only put into the list of Sm90ReaderMerges, which arrives at its merge when
-  /// the queue has ended.
+  /// merge_waiting(). Each warpgroup of a tile has an arrival counter for its own rows; only the
+  /// merge of a shared prefix has one counter for all rows. `is_final`: no tiles are left to
+  /// compute. The merge of a request that reads prefixes is only put into the list of
+  /// Sm90ReaderMerges, which arrives at it when the queue has ended.
   FLASHPLAN_DEVICE void arrive_at(int32_t number, bool is_final) const {
     // The record is loaded while other threads come to the barrier.
     const Merge merge = p_.schedule.merges[number];
@@ -67,10 +67,11 @@ class Sm90Merge {
     }
   }
 
-  /// Merges the rows in all lists of arrive_at(). All consumers call it after their last tile.
-  /// Merging right after a tile would put this code among that of tiles, which would then not fit
-  /// into the first 64 KB, and would make the compiler spill the products' registers. Few rows are
-  /// merged by the warpgroup that has arrived, many rows by all warpgroups together.
+  /// Merges the rows in all lists of arrive_at(). All consumers call it after their last tile. If
+  /// they merged right after a tile, this code would lie among that of tiles, which would then not
+  /// fit into the first 64 KB (sm90_attention_kernel), and the compiler would spill the products'
+  /// registers. Few rows are merged by the warpgroup that has arrived, many rows by all warpgroups
+  /// together.
   static FLASHPLAN_DEVICE void merge_waiting(const AttentionParams& p, const Sm90Smem<S>& smem,
                                              int warpgroup, int thread) {
     barrier_wait(S::kConsumerBarrier, kThreads);

@@ -42,8 +42,8 @@ class Sm90Output {
     return p_.tensors.vectorized && dtype() == S::kOutput;
   }
 
-  /// Does what add_sink() of write_result.h does. It is inlined, because a call while products are
-  /// in flight would make the compiler wait for them.
+  /// Adds the attention sink of a query head to a row: changes `scale`, the factor of the row's o,
+  /// and its lse.
   FLASHPLAN_DEVICE void add_sink(uint32_t qo_head, float& scale, float& lse) const {
     asm volatile("");  // keeps this a branch instead of selects for every row
     const float2 joined = with_sink(sink_of(p_.variant.sinks, qo_head), lse);

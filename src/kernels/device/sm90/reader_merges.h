@@ -14,9 +14,9 @@ namespace flashplan::device {
 /// complete: the CTA waits for them once, instead of after each tile. The readers of a prefix are
 /// the requests that begin with it.
 ///
-///   1. A CTA arrives at the merges of its readers' work tiles in merge_all(), never before,
-///      because it has then written all of its states. It first waits for the readers' prefixes,
-///      but not for ever, since the CTAs of these may start only when this one has ended.
+///   1. For its work tiles of readers, a CTA arrives at the readers' merges in merge_all() alone,
+///      because only then has it written all of its states. It first waits for the readers'
+///      prefixes, but not for ever, since the CTAs of these may start only when this one has ended.
 ///   2. The last arrival at a reader's merge decides who merges it. If it is that of a work tile,
 ///      its CTA merges the reader and sets the counter to 0. If it is that of a prefix, the counter
 ///      becomes kComplete: the reader is marked.
@@ -214,7 +214,8 @@ class Sm90ReaderMerges {
 
   /// Waits for the prefixes of a request, and arrives at its merge. Returns whether it was the last
   /// to arrive, so that this CTA merges the request. `may_be_marked`: the request was found as the
-  /// reader of a prefix. Then it returns whether the counter is kComplete, without waiting.
+  /// reader of a prefix. Then, without waiting, it sets the counter to 0 if it is kComplete, and
+  /// returns whether it was.
   FLASHPLAN_DEVICE bool has_to_merge(const Merge& merge, int32_t number, bool may_be_marked) const {
     int32_t* const counter = counter_of(p_, number);
     if (may_be_marked) return compare_and_swap(counter, kComplete, 0);

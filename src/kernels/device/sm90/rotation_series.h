@@ -8,7 +8,8 @@
 namespace flashplan::device {
 
 /// The place of four pairs of dims of a row in a tile, as offsets from the start of the tile. They
-/// are 8 neighbouring dims if pairs are interleaved, otherwise 4 dims of each half of the row.
+/// are 8 neighbouring dims if pairs are interleaved, otherwise 4 dims of each half of the rotated
+/// dims.
 template <typename Variant, DType kDType, typename Tile>
 struct FourPairs {
   static constexpr int kPerRow = Variant::kRotaryDim / 8;

@@ -39,7 +39,8 @@ struct Sm90Context {
   FLASHPLAN_DEVICE int32_t num_steps(int32_t tile_kv) const {
     return max((tile.kv_end - tile.kv_begin + tile_kv - 1) / tile_kv, 1);
   }
-  /// Adds to the record the rows of the tile and what only the tensors of this run say.
+  /// Adds to the record the rows of the tile, and fits its keys and positions to the lengths, page
+  /// table and mask that only the tensors of this run have.
   FLASHPLAN_DEVICE void finish(const AttentionParams& p, int32_t tile_kv) {
     const BegunTile begun = begin_tile(p, tile_kv, tile, segment);
     row_begin = begun.rows.row_begin;
@@ -56,16 +57,17 @@ static_assert(sizeof(Sm90Context) == 64);
 template <typename Choices>
 struct Sm90Shape : Choices {
   // There are two or three consumer warpgroups, each with 64 rows. With three, a thread has 152
-  // registers, which is enough for 64 dims and 96 keys. There the softmax takes longer than the
-  // products, and the third warpgroup overlaps more of it. A warpgroup that rotates, gathers or
+  // registers, which is enough for 64 dims and 96 keys. With 64 dims the softmax takes longer than
+  // the products, and the third warpgroup overlaps more of it. A warpgroup that rotates, gathers or
   // widens takes the registers of the third.
   static constexpr bool kRotates = Choices::Variant::kRotates;
   static constexpr bool kGathers = Choices::kGathers;
   static_assert(!(kRotates && kGathers));
-  // Keys and values have 8 bits in memory, and the bits of queries and weights in shared memory.
+  // Whether keys and values have 8 bits in memory. In shared memory they then get the dtypes of
+  // queries and weights.
   static constexpr bool kWidens = Element<Choices::kKv>::kBytes == 1;
-  // Then queries may have 8 bits in memory, too: bfloat16 has all numbers of e4m3, so they are
-  // widened exactly.
+  // Beside keys of e4m3, queries of bfloat16 kernels may have 8 bits in memory, too: bfloat16 has
+  // all numbers of e4m3, so they are widened exactly.
   static constexpr bool kTakesNarrowQueries =
       Choices::kKv == DType::kFloat8E4M3 && Choices::kQuery == DType::kBFloat16;
   static constexpr bool kHelps = kRotates || kGathers || kWidens;  // a warpgroup helps the producer
@@ -80,11 +82,11 @@ struct Sm90Shape : Choices {
   static constexpr int kThreads = 128 * (kWarpgroups + (kHelps ? 2 : 1));
   static constexpr int kConsumerWarps = 4 * kWarpgroups;
   // Registers of a thread. The consumers get as few as their loop over keys needs to keep its
-  // values in registers; with 256 dims it loads four of them from local memory in each step. The
-  // producer gets the rest. A register that it spills to local memory is slow to come back while
-  // all CTAs request their first keys: with 56, the first keys of some prompts were requested 4,000
-  // clocks later than with 72. Code that gathers must fit into 40: a page id that is spilled would
-  // be waited for when it is stored.
+  // values in registers; with 256 dims it loads four values from local memory in each step. The
+  // producer gets the rest. What the producer spills to local memory is slow to come back while all
+  // CTAs request their first keys: with 56 registers, the first keys of some prompts were requested
+  // 4,000 clocks later than with 72. Code that gathers must not spill with its 40 registers: to
+  // store a page id in local memory, a warp would wait until the id has arrived.
   static constexpr int kProducerRegisters = kHelps ? 40 : kWarpgroups == 3 || kIsWide ? 56 : 72;
   static constexpr int kConsumerRegisters = kRotates           ? 200
                                             : kGathers         ? 216
@@ -103,8 +105,9 @@ struct Sm90Shape : Choices {
   static_assert(kWarpgroups * kConsumerRegisters + kProducerRegisters + kHelperRegisters <=
                 kThreads / 128 * (65536 / kThreads / 8 * 8));
 
-  // Named barriers: one for the turn of each warpgroup, then one for the threads of each warpgroup,
-  // of the one that rotates, and of all consumers.
+  // Named barriers: one for the turn of each consumer warpgroup, one for the threads of each
+  // consumer warpgroup, one for those of the warpgroup that rotates, and one for those of all
+  // consumers.
   static constexpr int kTurnBarrier = 1;
   static constexpr int kOwnBarrier = kTurnBarrier + kWarpgroups;
   static constexpr int kRotatorBarrier = kOwnBarrier + kWarpgroups;
@@ -117,8 +120,8 @@ struct Sm90Shape : Choices {
   }
 
   using Query = WgmmaTile<Choices::kHeadDimQk, kTileQ>;
-  // Keys in two tensors are ragged: a block has all rows of a step, so that one box brings it from
-  // the tensor that has its dims.
+  // Keys whose dims are in two tensors are ragged. Their blocks of 64 dims have all rows of a step,
+  // so that one box brings a block from the tensor that has these dims.
   using Key = WgmmaTile<Choices::kHeadDimQk, Choices::kHasKeyTail ? kTileKv : 8>;
   using Value = WgmmaTile<Choices::kHeadDimVo, 8>;
   // The output is staged in the memory of the queries.
@@ -155,8 +158,9 @@ struct Sm90Shape : Choices {
   static_assert(kSlots > 3);
   // Warps that gather: two of the producer, and a warpgroup of their own.
   static constexpr int kGatherWarps = 6;
-  // Keys that are rotated, and keys and values from small pages or of 8 bits, may be prepared; see
-  // Sm90Preparer. One warp then copies the keys, and another one the values.
+  // Keys that are rotated, and keys and values from small pages or of 8 bits, may be prepared:
+  // written to the workspace once for many work tiles (Sm90Preparer). Then one warp copies the keys
+  // from there, and another one the values.
   static constexpr bool kTakesPreparedValues = kGathers || kWidens;
   static constexpr bool kTakesPrepared = kHelps && !kHasTwoRings;
   static constexpr int kPreparingWarps = 4;
@@ -168,8 +172,8 @@ struct Sm90Shape : Choices {
   static constexpr int kSlotArrivals = kGathers ? kGatherWarps * 32 : kWidens ? kPreparingWarps : 1;
   // Warps that call Sm90Prepared::leave(): they prepare tiles, or copy them to slots.
   static constexpr int kPreparedWarps = kPreparingWarps + (kTakesPreparedValues ? 2 : 1);
-  // Each warp that prepares has room for a part of a tile. Where the slots leave no room, the ring
-  // has one slot less while keys are prepared.
+  // Each warp that prepares has room for a part of a tile. Where the slots leave no room, it is in
+  // the last slot, which the ring does not use while keys are prepared.
   static constexpr int kPartRows = kWidens ? kTileKv / kPreparingWarps : 32;
   static constexpr int kPartBytes = Key::bytes(kPartRows);
   static constexpr int kStageBytes = kTakesPrepared ? kPreparingWarps * kPartBytes : 0;

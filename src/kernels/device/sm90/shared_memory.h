@@ -15,7 +15,7 @@ struct Sm90Readers {
 
   int32_t count;          // how many were added to the list, which has no room for more than kMost
   int32_t has_complete;   // 1: this CTA has marked requests
-  int32_t num_listed[2];  // requests to merge in this round: of even, of odd rounds
+  int32_t num_listed[2];  // requests to merge in this round; [0]: of even rounds, [1]: of odd
   int32_t merges[kMost];  // the list: numbers of the merges
 };
 
@@ -33,8 +33,9 @@ struct alignas(16) Sm90WaitingMerges {
   Sm90WaitingMerge merges[kMostSplitsPerQueue];
 };
 
-/// Barriers, records and lists, then tiles. Slots, contexts and parts of the memory of queries are
-/// rings: each entry has an mbarrier that says that it is full, and one that says that it is empty.
+/// Barriers, records and lists, then tiles. Slots (with keys or values), contexts (records of work
+/// tiles) and parts of the memory of queries are rings: each entry has an mbarrier that says that
+/// it is full, and one that says that it is empty.
 ///
 ///   1. An entry is written only after its phase of `empty` is complete, and read only after that
 ///      of `full`. Who writes arrives at `full`, or lets bulk copies count for it; who reads
@@ -44,18 +45,18 @@ struct alignas(16) Sm90WaitingMerges {
 ///   3. Slots: the keys of a step come before the values of the step before, over all heads and
 ///      tiles of the queue. Producer warps, or warps that gather, write them. Keys to be rotated
 ///      are announced at `key_loaded`, and the warps that rotate them announce them at `slot_full`.
-///      Every consumer warp frees every slot.
-///      Where keys have 8 bits, warps that widen write the slots of some tiles, and warps that copy
-///      prepared ones those of the others. Neither knows from parity how far the others have come;
-///      `free_position` says it. See Sm90RingPosition.
+///      Every consumer warp frees every slot. Where keys have 8 bits, warps that widen write the
+///      slots of some work tiles, and warps that copy prepared keys and values write the slots of
+///      the other tiles. A warp cannot tell from parity how far the other kind of warps has come;
+///      `free_position` says it (Sm90RingPosition).
 ///   4. Contexts: the record of work tile i is in entry i % kContexts, and behind the last tile
 ///      is a record with is_end. Warp 2 of the producer writes records. Consumers, and warps that
 ///      load, prepare or rotate, read each record and free it.
 ///   5. Queries: a tile of up to 64 rows takes a part of a buffer, any other tile a whole buffer,
 ///      and the parts that are left over before it are announced and freed without being filled.
 ///      Warps 2 and 3 of the producer write queries. Queries to be rotated pass through `q_loaded`,
-///      as keys do. Consumers stage results in the memory of queries, and free it when these are
-///      read.
+///      as keys do. Consumers stage results in the memory of queries, and free it when the results
+///      have been read from there.
 ///   6. `readers`, `waiting` and `states_full` belong to the consumers. So do the slots after the
 ///      last tile, behind a barrier of all consumers.
 ///   7. Whoever loads keys may set `on_pages` to kSomeOffPages, before it announces the keys. The
@@ -70,10 +71,12 @@ struct alignas(1024) Sm90SharedMemory {
   MbarrierWord q_empty[S::kQBarriers];
   MbarrierWord context_full[S::kContexts];
   MbarrierWord context_empty[S::kContexts];
-  // For each loading warp: the last values of a tile, before zeros replace rows past the last key.
+  // For each loading warp: the last values of a tile have arrived, and zeros may replace the rows
+  // past the last key.
   MbarrierWord tail_full[2];
-  // Where keys and queries are rotated, these announce that they are loaded, and not yet rotated.
-  // The keys of step i use entry i % S::kSlots.
+  // Where keys and queries are rotated, these barriers announce to the rotator that they are
+  // loaded; slot_full and q_full then announce that they are rotated. The keys of step i use entry
+  // i % S::kSlots.
   MbarrierWord key_loaded[S::kSlots];
   MbarrierWord q_loaded[S::kQBarriers];
   alignas(512) Sm90Context contexts[S::kContexts];
@@ -84,8 +87,8 @@ struct alignas(1024) Sm90SharedMemory {
   int32_t first_prepared[S::kContexts];
   int32_t on_pages;  // kAllOnPages or kSomeOffPages (pages.h)
   uint32_t free_position;
-  // Tensor maps and wgmma need tiles at multiples of 1024 bytes: the permutation of 16-byte groups
-  // follows from address bits.
+  // Tensor maps and wgmma need tiles at multiples of 1024 bytes, because address bits determine how
+  // they permute the 16-byte chunks of a row.
   alignas(1024) unsigned char queries[S::kQBuffers][S::kQBytes];
   unsigned char ring[S::kRingBytes];  // the slots
   // After the ring come S::kStageBytes for the parts of tiles that warps prepare, unless these are

@@ -13,8 +13,8 @@ namespace flashplan::device {
 template <typename S>
 class Sm90SlotRing {
  public:
-  /// If the ring may have fewer slots, as where keys are prepared, waits for the first record of
-  /// the queue, which says whether it has.
+  /// If the ring has fewer slots where keys are prepared, waits for the first record of the queue,
+  /// which says whether they are.
   FLASHPLAN_DEVICE Sm90SlotRing(const AttentionParams& p, const Sm90Smem<S>& smem) : smem_(smem) {
     if constexpr (S::kPreparedSlots < S::kSlots) {
       if (Sm90Prepared<S>::is_in_use(p, smem)) num_slots_ = S::kPreparedSlots;

@@ -79,8 +79,8 @@ struct Sm90Softmax {
   }
 
   /// Turns the logits of the keys from `key` on into weights and adds them up. It tries the shifts
-  /// of the earlier steps first, which saves the search for the largest logit and nearly always
-  /// serves. If weights come out too large, `multiply_again` computes the logits of this warp once
+  /// of the earlier steps first, which saves the search for the largest logit and is nearly always
+  /// enough. If weights come out too large, `multiply_again` computes the logits of this warp once
   /// more, and the shifts are raised to the largest logit. Returns whether they were raised: the
   /// caller then multiplies o by `shrink`. `is_first`: there are no shifts yet.
   template <typename Variant, typename Again>

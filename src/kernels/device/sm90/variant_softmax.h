@@ -42,7 +42,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
     const Transform<Variant> of(variant, rows_, key + opaque(thread) % 4 * 2);
     if constexpr (!Variant::kUseSoftmax) {
       if (hides()) {
-        asm volatile("");  // keeps this a branch, as in Sm90Softmax
+        asm volatile("");  // keeps this a branch instead of selects
         transform<false>(of);
         Base::mask(p, context, visible, first_row, thread, key);
       } else {
@@ -64,7 +64,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
     if (!is_weighed) {
       transform<false>(of);
       if (hides()) {
-        asm volatile("");  // keeps this a branch, as in Sm90Softmax
+        asm volatile("");  // keeps this a branch instead of selects
         Base::mask(p, context, visible, first_row, thread, key);
       }
       float more[2];
@@ -80,8 +80,9 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
   }
 
  private:
-  /// Whether some rows do not see some of the keys of the step that begins at `key`. Unlike
-  /// Visible::may_hide() it does not depend on how far the producer is, since shifts depend on it.
+  /// Whether some rows do not see some of the keys of the step that begins at `key`. Unlike that of
+  /// Visible::may_hide(), the result does not depend on how far the producer has come: shifts
+  /// follow from it, and so does the rounding of o.
   static FLASHPLAN_DEVICE bool hides_keys(const AttentionParams& p, const Sm90Context& context,
                                           const Visible& visible, int thread, int32_t key) {
     if (!visible.may_hide(key)) return false;
@@ -103,11 +104,12 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         rows[half] = rows_at_0[half];
-        // What follows from the query alone would be computed for all columns before the loop over
-        // the steps, and take their registers.
+        // Without opaque(), the compiler would compute what follows from the query alone for all
+        // columns before the loop over the steps, and keep it in as many registers.
         rows[half].query = opaque(rows[half].query);
-        // If the variant only masks, both rows have the same key value. If it computes logits, each
-        // row has a value of its own, so that the compiler can combine it with the row's query.
+        // If the variant only masks, both rows have the same key value. If it computes logits,
+        // opaque() makes each row's key a value of its own, so that the compiler can combine it
+        // with the row's query.
         rows[half].key = Variant::kTransformsLogits ? opaque(first_key) : first_key;
       }
     }
@@ -153,16 +155,17 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
     added[1] = chains[1][0] + chains[1][1];
   }
 
-  /// Raises the shifts if some logits of the step are much larger. It looks at a few columns alone,
-  /// which represent logits that grow with the key; other large logits are noticed by their
-  /// weights. Returns whether shifts were raised.
+  /// Raises the shifts if some logits of the step are much larger than they are. It looks at a few
+  /// columns alone, which represent logits that grow with the key; other large logits are noticed
+  /// later, when their weights come out too large. Returns whether shifts were raised.
   template <typename Variant>
   FLASHPLAN_DEVICE bool follow(const Transform<Variant>& of, const Visible& visible,
                                float (&shrink)[2]) {
-    // Half of what weights can hold is left for logits that are larger than the samples.
+    // In bits: how much samples may exceed the shifts. Weights may be up to 2^10 (kMost), so half
+    // of these bits are left for logits that are larger than the samples.
     constexpr float kSlack = 5.0F;
     // Added to the logits that the shifts are raised to, because the next ones are likely to be
-    // still larger. 16-bit weights that are smaller by 2^kAhead keep their precision.
+    // still larger. 16-bit weights that are smaller by a factor of e^kAhead keep their precision.
     constexpr float kAhead = S::kQ == DType::kFloat16 ? 4.0F : 14.0F;
     const float scale = of.variant.exp2_scale;
     float samples[2];

@@ -35,9 +35,9 @@ FLASHPLAN_DEVICE void clear(float (&d)[kCount]) {
   for (float& x : d) asm volatile("mov.b32 %0, 0;" : "=f"(x));
 }
 
-/// d (+)= a * b, of 64 rows by kColumns columns by 16. A thread's accumulators are those of
-/// m16n8 tiles side by side: d[4 * n + 2 * half + j] is row 16 * warp + 8 * half + lane / 4, column
-/// 8 * n + 2 * (lane % 4) + j.
+/// d (+)= a * b, where d has 64 rows and kColumns columns, and products are summed over 16 dims or
+/// rows. A thread's accumulators are those of m16n8 tiles side by side: d[4 * n + 2 * half + j] is
+/// row 16 * warp + 8 * half + lane / 4, column 8 * n + 2 * (lane % 4) + j.
 template <DType kDType, int kColumns>
 struct Wgmma;
 // Operands of the assembler text, eight at a time.

@@ -28,7 +28,7 @@ struct WgmmaTile {
   static constexpr int kGroupBytes = kBlockRows == 8 ? kBlocks * kBlockBytes : 1024;
   FLASHPLAN_HOST_DEVICE static constexpr int bytes(int rows) { return rows * kDims * 2; }
 
-  /// The byte offset of chunk `chunk`, 8 dims, of a row.
+  /// The offset, in bytes, of chunk number `chunk` of a row; a chunk has 8 dims.
   static FLASHPLAN_DEVICE uint32_t offset(int row, int chunk) {
     return row / kBlockRows * kBlocks * kBlockBytes + chunk / 8 * kBlockBytes +
            row % kBlockRows * 128 + ((chunk ^ row) % 8 << 4);
