@@ -2,8 +2,9 @@
 // The attention kernel of the sm90 family: one producer warpgroup loads queries, keys and values
 // into shared memory, two or three consumer warpgroups compute. Some kernels have one more
 // warpgroup: it rotates queries and keys after they are loaded, or helps the producer to copy rows
-// of pages that are too small for boxes of tensor maps, or widens 8-bit keys and values. That
-// warpgroup also prepares keys that many tiles read.
+// of pages that are too small for boxes of tensor maps, or widens 8-bit keys and values. Keys and
+// values that many work tiles read may be prepared: some warps write them to the workspace once, as
+// the products need them, and all of these tiles load them from there.
 #pragma once
 
 #include "kernels/device/sm90/consumer.h"
@@ -38,8 +39,8 @@ FLASHPLAN_DEVICE void run_sm90_gatherer(const AttentionParams& p, const Sm90Smem
 
 /// With cold caches, the first 64 KB of the kernel's code (4,096 instructions) cause no
 /// instruction-cache misses; code behind them is fetched from memory, at 13 clocks per instruction.
-/// nvcc emits the last branch of an if-else chain first: here the producer, then the consumers'
-/// products and softmax, and merges at the end.
+/// So what runs first has to lie first. nvcc emits the last branch of an if-else chain first: here
+/// the producer, then the consumers' products and softmax, and merges at the end.
 template <typename Choices>
 __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
     sm90_attention_kernel(const __grid_constant__ AttentionParams p) {

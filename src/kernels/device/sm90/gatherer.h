@@ -9,8 +9,9 @@ namespace flashplan::device {
 
 /// Each of the warps copies some rows of every slot, and each of its threads arrives at the slot's
 /// barrier when its copies are complete. No warp waits for its copies, so all free slots are filled
-/// at the same time. wgmma reads shared memory through another proxy than cp.async writes it:
-/// consumers put a fence between their wait for a slot and their products.
+/// at the same time. cp.async writes shared memory through the generic proxy, and wgmma reads it
+/// through the async proxy, so consumers put a fence between their wait for a slot and their
+/// products.
 template <typename S>
 class Sm90Gatherer : Sm90ProducerWarp<S> {
   using Base = Sm90ProducerWarp<S>;
@@ -33,8 +34,8 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
       int32_t end = 0;
       int32_t head = 0;
       // Before a tile without keys, and before the end of the queue, the consumers finish the last
-      // tile with keys, so they wait for its last values. Two rounds of the loop in which no step
-      // is requested fill the slot of these.
+      // tile with keys, so they wait for its last values. Two more rounds of the loop, which
+      // request no step, fill the slot of these values.
       int32_t heads_end = 2;
       const int32_t* ids = nullptr;
       if (has_steps) {
@@ -80,12 +81,12 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
   // The warps take groups of 8 rows in turn. The last warps may have one group less.
   static constexpr int kGroups = S::kTileKv / 8;
   static constexpr int kOwnGroups = (kGroups + S::kGatherWarps - 1) / S::kGatherWarps;
-  static_assert(kOwnGroups * 8 <= 32);  // each lane finds one row at most
+  static_assert(kOwnGroups * 8 <= 32);  // each lane looks up one row at most
 
-  /// A step of keys. Lane i finds row number i of its warp.
+  /// A step of keys. Lane i looks up row number i of its warp.
   struct Step {
     int32_t num_keys;
-    int32_t num_hidden;  // the first keys, which no row sees; may be negative
+    int32_t num_hidden;  // how many of the first keys no row sees; may be negative
     int32_t head;
     int32_t key;   // the first key; of ragged keys, its row in the tensor
     int32_t page;  // page id of this lane's row

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warps of the sm90 producer that load keys and values, by tensor maps where they describe
-// them.
+// The warps of the sm90 producer that load keys and values: by boxes of tensor maps or, where no
+// map describes the rows, row by row.
 #pragma once
 
 #include "kernels/device/key_tail.h"
@@ -16,11 +16,12 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
  public:
   using Base::Base;
 
-  /// Fills slots: one warp fills those of keys, another one those of values. Both run the same
-  /// copy of the code, because code is fetched from memory, too. In one ring, slots have the order
-  /// in which the consumers use them: the keys of a step, then the values of the step before it.
-  /// Page ids are requested ahead, because on a busy GPU they take as long to arrive as the keys.
-  /// `queue_word`: what Sm90QueryLoader::request_queue() returned.
+  /// Fills slots: one warp fills those of keys, another one those of values. Both run the same copy
+  /// of the code, because a second copy would have to be fetched from memory, too. If keys and
+  /// values share a ring, slots have the order in which the consumers use them: the keys of a step,
+  /// then the values of the step before it. Page ids are requested ahead, because on a busy GPU
+  /// they take as long to arrive as the keys. `queue_word`: what Sm90QueryLoader::request_queue()
+  /// returned.
   FLASHPLAN_DEVICE void load_steps(uint32_t queue_word) {
     const bool loads_keys = warp_ == 0;
     Step ahead = {};  // the step whose page ids are requested, and whose keys are not yet
@@ -91,8 +92,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
             context.segment.kv_row, context.block().first_seen(p_),
             context.has_steps(),    context.is_end != 0};
   }
-  /// The keys of the first tile. Unless the run has real lengths, they follow from QueueStart, so
-  /// they are requested before another warp has stored the tile's record.
+  /// The keys of the first tile. Unless the run reads lengths on the device (kv_lens), they follow
+  /// from QueueStart, so they are requested before another warp has stored the tile's record.
   FLASHPLAN_DEVICE Keys first_keys(uint32_t queue_word) const {
     if (p_.tensors.kv_lens != nullptr) return keys_of(wait_context(0));
     // The member of QueueStart at an offset in bytes.
@@ -131,7 +132,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     int32_t key;
     int32_t count;  // number of keys, at most kTileKv
     int32_t kv_row;
-    int32_t num_hidden;  // the first keys, which no row sees; may be negative
+    int32_t num_hidden;  // how many of the first keys no row sees; may be negative
   };
 
   /// Keys in two tensors are never paged.
@@ -154,8 +155,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     step_ids_ += boxes * 4;
     const bool begins = step.key == keys.begin;
     if (begins || steps_left_ == 0) {
-      // If the ids of the last step end with the buffer, step_ids_ is behind it; 4 bytes before is
-      // inside.
+      // If the ids of the last step end where the buffer ends, step_ids_ is behind the buffer; the
+      // address 4 bytes before it is inside.
       step_ids_ = other_buffer(step_ids_ - 4);
       steps_left_ = maps_.steps_of_batch;
       if (begins) request_batch(step_ids_, step.key, keys);
@@ -210,8 +211,9 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     const int first_row = lane_ * maps_.box_rows;
     const bool has_box = first_row < num_rows;
     const int box_bytes = maps_.box_rows * (is_key ? S::kKeyBytes : S::kValueBytes) / S::kTileKv;
-    // Values past the last key must be zeros, since 0 * NaN is NaN. They are overwritten before the
-    // consumers see the slot. Keys need no zeros: logits past the last key are masked.
+    // Values past the last key have weights of 0, but 0 * NaN is NaN. So zeros overwrite these
+    // values before the consumers see the slot. Keys need no zeros: logits past the last key are
+    // masked.
     const bool hides = !is_key && step.count < S::kTileKv;
     const uint32_t loaded = hides ? smem_.tail_full(warp_) : full;
     const int num_boxes = __popc(__ballot_sync(0xffffffffU, has_box));
@@ -262,9 +264,9 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
                 (is_own ? lane_ : lane_ - own_blocks) * 64, token, 0, 0, is_own ? head : 0);
   }
 
-  /// Copies keys or values row by row, and writes zeros past the last key. Few plans need it, so it
-  /// is not inlined into the loop: a kernel's code is fetched from memory, too, and that of the
-  /// consumers follows that of this loop.
+  /// Copies keys or values row by row, and writes zeros past the last key. Few plans need it. It is
+  /// not inlined into the loop, because the code of the consumers lies behind the loop's code, and
+  /// a longer loop would delay its fetch from memory.
   static __device__ __noinline__ void gather(const AttentionParams& p, Sm90SharedMemory<S>& memory,
                                              bool is_key, uint32_t to, Step step) {
     Sm90KvLoader(p, Sm90Smem<S>(memory), static_cast<int>(threadIdx.x) / 32 % 4)
@@ -297,7 +299,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     }
   }
 
-  /// Copies keys that are in two tensors row by row. Rows past the last key repeat it.
+  /// Copies keys row by row, each from the two tensors that have its dims. Rows past the last key
+  /// repeat this key.
   FLASHPLAN_DEVICE void copy_parts(uint32_t to, const Step& step) const {
 #pragma unroll 1
     for (int r = lane_ / 8; r < S::kTileKv; r += 4) {

@@ -9,7 +9,8 @@ namespace flashplan::device {
 
 template <typename S>
 struct Sm90Prepared {
-  /// The parts of a tile of one kv head. One warp prepares a part, its values after its keys.
+  /// The number of parts of a tile of one kv head. One warp prepares a part: its keys, then its
+  /// values.
   static constexpr int kParts = S::kTileKv / S::kPartRows;
 
   /// Waits for the first record of the queue, and returns whether it says that keys are prepared.
@@ -50,7 +51,7 @@ struct Sm90Prepared {
 template <typename S>
 struct Sm90PreparedRange {
   int32_t begin = 0;
-  int32_t end = 1;  // a work tile without keys, because its request is shorter, reads any tile
+  int32_t end = 1;  // a work tile without keys still has a step, which reads any tile
 
   FLASHPLAN_DEVICE explicit Sm90PreparedRange(const WorkTile& tile) {
     if (tile.kv_begin >= tile.kv_end) return;

@@ -18,9 +18,9 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
   using Base::Base;
 
   /// Copies prepared keys (`kIsKey`), or prepared values, to their slots of the ring. It skips the
-  /// slots that other warps fill: those of the other kind, and those of tiles that are not
-  /// prepared. The slot after the keys of a step has the values of the step before.
-  /// `num_arrivals`: the arrivals that the mbarrier of a slot waits for.
+  /// slots that other warps fill: those of values, or of keys if it copies values, and those of
+  /// work tiles that are not prepared. The slot after the keys of a step has the values of the step
+  /// before. `num_arrivals`: the arrivals that the mbarrier of a slot waits for.
   FLASHPLAN_DEVICE void run(int num_arrivals) {
     num_arrivals_ = num_arrivals;
     int32_t last_tile = kNoTile;  // the tile of the step before, whose values are not loaded yet
@@ -43,7 +43,8 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
           }
         }
       } else if (last_tile != kNoTile) {
-        // Before a tile without steps, and before the end, the consumers finish the tile before it.
+        // Before a tile without steps, and before the end, the consumers finish the last tile with
+        // steps, so they wait for its last values.
         take_slot(false, last_tile, last_head);
         last_tile = kNoTile;
       }
@@ -130,7 +131,7 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
   uint32_t parity_ = 1;     // parity of the phase in which that slot is freed
   int32_t first_seen_ = 0;  // the first of the 32 tiles that ready_ tells of
   int32_t head_seen_ = -1;
-  uint32_t ready_ = 0;  // a bit for each tile from first_seen_ on
+  uint32_t ready_ = 0;  // a bit for each tile from first_seen_ on: whether it is ready
 };
 
 }  // namespace flashplan::device

@@ -12,10 +12,10 @@
 
 namespace flashplan::device {
 
-/// One of the warps that prepare. All CTAs that have work tiles of a segment share the work: a
-/// counter for each kv head of the segment says how many parts of its tiles are claimed, in the
-/// order of the keys. A warp claims the next part until all parts that its work tile reads are
-/// claimed.
+/// One of the warps that prepare. The keys of a segment are divided into tiles of kTileKv keys, and
+/// these into parts of kPartRows keys. All CTAs that have work tiles of the segment prepare parts:
+/// a counter for each kv head says how many parts are claimed, in the order of the keys. A warp
+/// claims the next part until all parts that its work tile reads are claimed.
 template <typename S>
 class Sm90Preparer : Sm90ProducerWarp<S> {
   using Base = Sm90ProducerWarp<S>;
@@ -37,8 +37,8 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
 #pragma unroll 1
     for (;;) {
       Part part;
-      // Other warps wait for the stored part, so it is announced before this warp waits for another
-      // one.
+      // Other warps wait for the stored part, so it is announced before this warp waits for the
+      // number of its next part.
       if (!find_part(end, stored == kNoPart, part)) {
         if (stored == kNoPart) return;
         announce(stored, stored_key, stored_on_pages);
@@ -60,12 +60,12 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
 
   /// Prepares the keys and values of work tile `i` and of those after it, up to one whose keys are
   /// not prepared, or that has no steps. Returns the number of that tile, and writes to `num_steps`
-  /// how many steps the tiles before it have, from `i` on.
+  /// how many steps the work tiles from `i` to the one before it have.
   FLASHPLAN_DEVICE int32_t prepare_from(int32_t i, uint32_t& num_steps) {
     i_ = i;
     num_steps_ = 0;
     prepare_before(INT32_MAX);
-    __syncwarp();  // the bulk store of the last part has read its rows
+    __syncwarp();  // lane 0 has waited until the last bulk store has read its rows
     num_steps = num_steps_;
     return i_;
   }
@@ -87,7 +87,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
   static constexpr int32_t kNoHead = -1;
   static constexpr int32_t kNoPart = -1;
 
-  /// A part of a tile. Lane r finds its row r % S::kPartRows.
+  /// A part of a tile. Lane r looks up its row r % S::kPartRows.
   struct Part {
     int32_t number = 0;  // number among the parts of all tiles and kv heads
     int32_t first_key = 0;
@@ -98,8 +98,8 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
   };
 
   /// Finds the next part to prepare, and requests the page ids of its rows. Returns false if there
-  /// is none, or if `waits` is false and another claim, or a record that has not arrived, is needed
-  /// to find it.
+  /// is none, or if `waits` is false and finding one would mean waiting: for another claim, or for
+  /// a record that has not arrived.
   FLASHPLAN_DEVICE bool find_part(int32_t end, bool waits, Part& part) {
 #pragma unroll 1
     while (head_ != kNoHead || begin_tile(end, waits)) {
@@ -177,9 +177,8 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
     }
     return part;
   }
-  /// Starts to copy the keys or values of a part to shared memory. This is copy_rows() with
-  /// unrolled loops. The rows overwrite those of the part before, so this first waits until their
-  /// bulk store has read them.
+  /// Starts to copy the keys or values of a part to shared memory. The rows overwrite those of the
+  /// part before, so this first waits until the bulk store of that part has read them.
   FLASHPLAN_DEVICE void request(const Part& part, bool is_key) const {
     const KvView& view = is_key ? p_.tensors.k : p_.tensors.v;
     const int head_dim = is_key ? p_.tensors.head_dim_qk : p_.tensors.head_dim_vo;
@@ -195,7 +194,8 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
                 part.num_valid, S::Key::kBlocks, 2 * head_dim);
       return;
     }
-    // This is computed anew, so that what follows from it holds no registers.
+    // Does what copy_rows() does, with unrolled loops. The lane is computed anew, so that no
+    // registers are held by offsets that follow from it.
     const int lane = opaque(lane_);
     const int chunk = lane % 8;
 #pragma unroll
@@ -289,7 +289,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
 
   int32_t i_ = 0;  // number of the work tile in the queue
   int32_t head_ = kNoHead;
-  uint32_t num_steps_ = 0;  // see prepare_from()
+  uint32_t num_steps_ = 0;  // of the work tiles since prepare_from() began
   int32_t claimed_ = 0;     // in lane 0: the number of the part that the warp has claimed
 };
 

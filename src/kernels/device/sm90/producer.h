@@ -14,9 +14,9 @@ template <typename S>
 FLASHPLAN_DEVICE void run_sm90_producer(const AttentionParams& p, const Sm90Smem<S>& smem, int warp,
                                         uint32_t queue_word) {
   if constexpr (S::kRotates && S::kTakesPrepared) {
-    // The third word of QueueStart is the first prepared tile of the first work tile. It arrives
-    // before the record that Sm90Prepared::is_in_use() waits for, so the first keys are requested
-    // earlier.
+    // The third word of QueueStart says whether the first work tile has prepared keys: it is the
+    // number of their first tile, or kNotPrepared. It arrives before the record that
+    // Sm90Prepared::is_in_use() waits for, so the first keys are requested earlier.
     const auto first_prepared = static_cast<int32_t>(__shfl_sync(0xffffffffU, queue_word, 2));
     if (warp < S::kKvWarps && p.prepared.states != nullptr && first_prepared >= 0) {
       if (warp == 0) {

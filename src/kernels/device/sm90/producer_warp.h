@@ -51,7 +51,7 @@ class Sm90ProducerWarp {
   FLASHPLAN_DEVICE int32_t request_page(const int32_t* ids, int32_t key) const {
     return static_cast<int32_t>(request_page_id(p_.tensors.pages, ids, key));
   }
-  /// Where a key is in its page. Ragged keys, which are rows of the tensor, are one page.
+  /// The row of a key in its page. Ragged keys have no pages: all rows of the tensor count as one.
   FLASHPLAN_DEVICE uint32_t place_in_page(int32_t key) const {
     const PageTable& pages = p_.tensors.pages;
     const auto own = static_cast<uint32_t>(key);
@@ -59,8 +59,8 @@ class Sm90ProducerWarp {
     return row_in_page(pages, own);
   }
 
-  /// The address of row `row` of page `page`, for one head. Ragged tensors have page 0 alone. A
-  /// page outside of the cache has rows of zeros.
+  /// The address of row `row` of page `page`, for one head. Ragged tensors have page 0 alone. For a
+  /// page outside of the cache, the address is that of a row of zeros.
   FLASHPLAN_DEVICE const unsigned char* row_address(const KvView& view, int32_t page, int64_t row,
                                                     int32_t head) const {
     if (!has_page(p_.tensors.pages, page)) return zero_row();
@@ -78,7 +78,8 @@ class Sm90ProducerWarp {
   }
 
   /// Copies up to 32 rows of `num_blocks` blocks of 128 bytes; lane r gives the address of row r in
-  /// `row`. Writes zeros from row `num_valid` and from byte `num_bytes` of a row on.
+  /// `row`. Zeros replace the rows from `num_valid` on, and the bytes of each row from `num_bytes`
+  /// on.
   FLASHPLAN_DEVICE void copy_rows(uint32_t tile, int group_bytes, int block_bytes,
                                   const unsigned char* row, int num_rows, int num_valid,
                                   int num_blocks, int num_bytes) const {

@@ -16,8 +16,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
  public:
   using Base::Base;
 
-  /// Starts to load QueueStart, with which the queue begins. Each lane of the warps that load keys,
-  /// values and records gets one word of it.
+  /// Starts to load QueueStart: the bounds of the queue, and the records of its first tiles. Each
+  /// lane of the warps that load keys, values and records gets one word of it.
   static FLASHPLAN_DEVICE uint32_t request_queue(const AttentionParams& p) {
     const int thread = static_cast<int>(threadIdx.x) - 128 * S::kWarpgroups;
     const int lane = thread % 32;
@@ -52,8 +52,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
   static constexpr int kTileWords = RecordWords::kTile;
   static constexpr int kSegmentWords = RecordWords::kSegment;
 
-  /// Stores the bounds of the queue and the records of its first tiles. The lanes have them in
-  /// `word`.
+  /// Takes the bounds of the queue, and stores the records of its first tiles in shared memory.
+  /// `word`: this lane's word of QueueStart.
   FLASHPLAN_DEVICE void begin_queue(uint32_t word) {
     constexpr int kPrepared = RecordWords::kPrepared;
     queue_begin_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, RecordWords::kBegin));
@@ -98,7 +98,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
       const auto index = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, 0));
       const auto* segment = reinterpret_cast<const uint32_t*>(p_.schedule.segments + index);
       if (S::kTakesPrepared && p_.prepared.states != nullptr) {
-        // One load brings both, so that they arrive together.
+        // One load instruction brings the segment and the number of its first prepared tile, so
+        // that they arrive together.
         const auto* first_tile = reinterpret_cast<const uint32_t*>(p_.prepared.first_tiles + index);
         const bool is_segment = lane_ < kSegmentWords;
         const uint32_t place =
@@ -118,16 +119,16 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
     finish_context();
   }
 
-  /// Loads queries by two warps: one of them copies all rows of a tile at once, or each warp copies
-  /// half of the rows. One warp also loads the records of tiles, and is therefore later; the other
-  /// one has the first rows. Queries must be requested before the keys: behind the keys they would
-  /// arrive thousands of clocks later.
+  /// Two warps load queries. If a tensor map describes them, one warp requests all rows of a tile
+  /// by boxes; otherwise each warp copies half of the rows. Warp 2 also loads the records of tiles,
+  /// and is therefore later, so the boxes and the first half are left to warp 3. Queries must be
+  /// requested before the keys: behind the keys they would arrive thousands of clocks later.
   FLASHPLAN_DEVICE void load_queries() {
     const bool brings_records = warp_ == 2;
     int32_t place = 0;  // place of the next queries: parts of buffers taken before
     for (int32_t i = 0;; ++i) {
-      // Records that are not in QueueStart are loaded after the first queries, so that these need
-      // not wait for them.
+      // Records that are not in QueueStart are loaded after the first queries, so that these
+      // queries need not wait for them.
       const int32_t ahead = i == 0 ? kFirstRecords - 1 : i - 1 + kRecordsAhead;
       while (brings_records && num_contexts_ <= min(num_tiles_, ahead)) load_context();
       const Sm90Context& context = wait_context(i);
@@ -177,8 +178,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
       return;
     }
     const int element_bytes = is_narrow() ? 1 : 2;
-    // Warps multiply 16 rows, so rows past the last one are filled, too: with copies of it, which
-    // are finite if the queries are.
+    // Warps multiply 16 rows, so rows past the last one are filled, too: with copies of the last
+    // row, which are finite if the queries are.
     const int begin = is_first ? 0 : S::kTileQ / 2;
     const int end =
         min(begin + S::kTileQ / 2, is_shared ? S::kTileQ : (rows.num_rows + 15) / 16 * 16);
@@ -204,8 +205,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
   FLASHPLAN_DEVICE bool is_narrow() const {
     return S::kTakesNarrowQueries && p_.tensors.q_dtype != S::kQuery;
   }
-  /// Widens rows that this warp has copied, each by one lane. The 8-bit row lies where the first
-  /// half of the dims will have 16 bits. So the last dims are widened first.
+  /// Widens rows that this warp has copied, each by one lane. A row's 8-bit dims lie where the 16
+  /// bits of its first half of dims will be, so the last dims are widened first.
   FLASHPLAN_DEVICE void widen_rows(uint32_t tile, int begin, int end) const {
     cp_async_wait_all();
     __syncwarp();

@@ -7,14 +7,16 @@
 
 namespace flashplan::device {
 
-/// Counts the slots that were taken since the queue began. Parity tells two phases of a slot apart,
-/// so a warp may wait for position n by parity only if it knows that position n - 2 * kSlots was
-/// freed. It knows so if it has found position n - 2, or a later one, free: consumers free slots in
-/// the order of positions, with one exception (the last values of a tile are freed before the first
-/// keys of the next one, which come one position earlier). A warp that has skipped more positions
-/// than that first waits until another warp, which filled these, has come as far:
-/// Sm90SharedMemory::free_position is the last position that any warp has found free. Positions
-/// before n are filled by warps that do not wait for position n, so it gets there.
+/// The position of a warp in the ring: how many slots were taken since the queue began. Position n
+/// is free when the consumers have freed position n - kSlots, which has the same slot. Parity tells
+/// only two phases of a slot apart, so a warp may wait for this by parity only if it knows that
+/// position n - 2 * kSlots was freed. It knows this if it has found position n - 2, or a later one,
+/// free: consumers free slots in the order of positions, with one exception (the last values of a
+/// tile are freed before the first keys of the next one, which come one position earlier). A warp
+/// that has skipped more positions first waits until another warp, which filled these, has found
+/// position n - 2 free: Sm90SharedMemory::free_position is the last position that any warp has
+/// found free. It gets there, because the warps that fill the positions before n do not wait for
+/// position n.
 template <typename S>
 class Sm90RingPosition {
  public:

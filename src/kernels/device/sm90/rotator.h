@@ -34,7 +34,7 @@ class Sm90Rotator {
           bool begins = true;
           do {
             rotate_keys(key, begins, series);
-            begins = !KeySeries::kGoesOn || !begins;  // at every other step: errors grow
+            begins = !KeySeries::kGoesOn || !begins;  // anew at every other step: errors grow
             key += S::kTileKv;
           } while (key < context.tile.kv_end);
         }
@@ -46,9 +46,10 @@ class Sm90Rotator {
     }
   }
 
-  /// Does what run() does where keys are prepared: it prepares them, instead of rotating keys in
-  /// slots. The keys of a work tile are claimed before its queries are waited for: queries come to
-  /// memory that the consumers free, and the consumers may be waiting for these keys.
+  /// Replaces run() where keys are prepared: it prepares keys, instead of rotating them in slots.
+  /// The keys of a work tile are prepared or claimed before this waits for the tile's queries:
+  /// these are loaded to memory that the consumers free, and the consumers may be waiting for these
+  /// keys first.
   FLASHPLAN_DEVICE void run_prepared() {
     Sm90Preparer<S> preparer(p_, smem_, thread_ / 32);
     for (int32_t i = 0;; ++i) {
@@ -148,8 +149,8 @@ class Sm90Rotator {
   /// those of the last call.
   FLASHPLAN_DEVICE void rotate_keys(int32_t first_key, bool begins, KeySeries& series) {
     const int32_t step = num_steps_++;
-    // In one ring the keys of a step come before the values of the step before it, if there was
-    // one.
+    // Two slots for each earlier step come before these keys. In one ring it is one slot less if
+    // the values of the step before come after these keys.
     const int slot = (2 * step - (S::kHasTwoRings ? 0 : follows_)) % S::kSlots;
     follows_ = 1;
     const uint32_t loaded = smem_.key_loaded(step % S::kSlots);

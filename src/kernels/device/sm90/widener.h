@@ -10,8 +10,8 @@ namespace flashplan::device {
 
 /// One of the warps that widen. Keys and values that many row tiles read are prepared: widened
 /// once, to the workspace. Those of other work tiles are widened to the slots of the ring, where
-/// each warp has the same S::kPartRows rows of every tile. While it widens these, the rows of the
-/// next slots are being copied.
+/// each warp has the same S::kPartRows rows of every slot. While it widens its rows of a slot,
+/// those of the next slots are being copied.
 template <typename S>
 class Sm90Widener : Sm90ProducerWarp<S> {
   using Base = Sm90ProducerWarp<S>;
@@ -38,9 +38,9 @@ class Sm90Widener : Sm90ProducerWarp<S> {
       int32_t end = 0;
       int32_t head = 0;
       // Before a tile without keys, and before the end of the queue, the consumers finish the last
-      // tile with keys, so they wait for its last values. These values are also filled before a
-      // prepared tile, after its first keys. All of this takes three rounds of the loop in which
-      // this warp requests no rows.
+      // tile with keys, so they wait for its last values. Before a prepared tile, these values are
+      // filled, too, behind the slot of the tile's first keys. Three rounds of the loop, in which
+      // this warp requests no rows, do all of this.
       int32_t heads_end = 3;
       const int32_t* ids = nullptr;
       if (fills) {
@@ -73,7 +73,8 @@ class Sm90Widener : Sm90ProducerWarp<S> {
       if (prepares) {
         uint32_t num_steps = 0;
         i = Sm90Preparer<S>(p_, smem_, warp_).prepare_from(i, num_steps);
-        // Skips the slots of these steps, except those of the first keys and of the last values.
+        // Skips the slots of the prepared steps, except those of the first keys and of the last
+        // values.
         ring_.skip(2 * (num_steps - 1));
         last.rows = kNone;
         ahead.rows = kOthersValues;
@@ -102,7 +103,7 @@ class Sm90Widener : Sm90ProducerWarp<S> {
 
   /// What this warp does for a step of keys. Each lane has a row of it.
   struct Step {
-    // This warp's rows that are copied: begin + 256 * end. The others become zeros.
+    // Which rows of this warp are copied: begin + 256 * end. Its other rows become zeros.
     int32_t rows;
     int32_t head;
     int32_t key;   // the first key; of ragged keys, its row of the tensor
@@ -173,9 +174,9 @@ class Sm90Widener : Sm90ProducerWarp<S> {
     }
   }
 
-  // The most slots that this warp is filling when it waits for another slot to become free. The
-  // consumers may need the slot after the awaited one before they free the awaited one, so that
-  // slot must not be among those that are still being filled.
+  // The most slots that this warp is filling when it waits for another slot to become free. To free
+  // the awaited slot, the consumers may first need the slot after it, so the slot after it must not
+  // be among those that this warp is still filling.
   static constexpr int kMostFilling = 2;
   static_assert(S::kSlots >= kMostFilling + 2);
   FLASHPLAN_DEVICE uint32_t wide_rows(int slot) const {
@@ -184,8 +185,9 @@ class Sm90Widener : Sm90ProducerWarp<S> {
 
   Sm90RingPosition<S> ring_;
   // Slots that are being filled: this warp's 8-bit rows are requested, to the second half of the
-  // place where their 16 bits will be. Four bits for each, the last one lowest: its number, and
-  // whether it gets keys. Bits behind those of num_filling_ slots have no meaning.
+  // place where their 16 bits will be. Each slot has four bits: 2 * its number, plus 1 if it gets
+  // keys. The latest slot has the lowest bits; bits above those of num_filling_ slots have no
+  // meaning.
   uint32_t filling_ = 0;
   int num_filling_ = 0;
 };

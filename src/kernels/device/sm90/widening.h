@@ -48,8 +48,8 @@ struct Sm90Widening {
     }
   }
 
-  /// Widens rows from `raw` to `wide`, keys to the dtype of queries and values to that of weights:
-  /// both dtypes have every 8-bit number. `raw` may be the second half of `wide`.
+  /// Widens rows from `raw` to `wide`, keys to the dtype of queries and values to that of weights.
+  /// Both dtypes represent every 8-bit number exactly. `raw` may be the second half of `wide`.
   static FLASHPLAN_DEVICE void widen(bool is_key, uint32_t raw, uint32_t wide) {
     if (S::kQ == S::kWeight || !is_key) {
       widen_to<S::kWeight>(raw, wide);
@@ -94,7 +94,8 @@ struct Sm90Widening {
       uint4 words[kItems];
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
-        // The next 64 dims of a row are 64 bytes further or, in odd rows, before.
+        // The second 64 of each 128 dims lie 64 bytes behind the first or, in odd rows, before
+        // them: XOR finds them in both cases.
         const uint32_t quarter = i % kQuarters * 64;
         words[i] = load_shared_16((from ^ quarter) + (first + i / kQuarters * 8) * kRowBytes);
       }
