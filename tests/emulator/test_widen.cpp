@@ -12,9 +12,9 @@
 namespace flashplan::test {
 namespace {
 
-template <int32_t kDims = 64>
+template <int32_t kDims = 64, typename Variant = device::Standard>
 void check(const Requests& requests, const char* what) {
-  WidenBatch<kDims> batch(requests);
+  WidenBatch<kDims, Variant> batch(requests);
   check_together(batch, 0.03, what);
 }
 
@@ -58,6 +58,22 @@ TEST(prepared) {
   check({.qo_lens = {300}, .kv_lens = {400}, .num_ctas = 2}, "prepared");
   check<256>({.qo_lens = {200, 3}, .kv_lens = {230, 70}, .num_ctas = 2, .head_dim = 256},
              "256 dims");
+}
+/// A softcap and a mask of the user, which hides nothing. Shifts then follow logits that grow.
+struct MaskedSoftcap : device::Softcap {
+  static constexpr bool kReadsPositions = true;
+  static constexpr bool kMasksLogits = true;
+
+  using device::Softcap::Softcap;
+  bool visible(const LogitPosition& at) const { return at.key >= 0; }
+};
+TEST(capped_logits_that_grow_with_the_key) {
+  check<64, MaskedSoftcap>({.qo_lens = {100, 130},
+                            .kv_lens = {500, 900},
+                            .num_ctas = 2,
+                            .growth = 0.1F,
+                            .softcap = 30.0F},
+                           "masked");
 }
 // More readers of a prefix than the list of a CTA holds: it searches its tiles for them, in rounds.
 TEST(many_readers) {

@@ -33,19 +33,21 @@ struct Requests {
   bool has_nan = false;             // among the keys
   bool is_csr = false;              // page ids
   bool has_narrow_queries = false;  // of 8 bits
+  float growth = 0.0F;              // of keys: key i is a random one times i * growth; 0: times 1
+  float softcap = 0.0F;             // 0: off
 };
 
 /// For a kernel of `kDims` dims.
-template <int32_t kDims>
+template <int32_t kDims, typename Variant = device::Standard>
 class WidenBatch : public AttentionBatch {
-  using Choices =
-      device::Traits<DType::kBFloat16, DType::kFloat8E4M3, kDims, kDims, device::Standard>;
+  using Choices = device::Traits<DType::kBFloat16, DType::kFloat8E4M3, kDims, kDims, Variant>;
   using S = device::Sm90Shape<Choices>;
   using Memory = device::Sm90SharedMemory<S>;
 
  public:
   explicit WidenBatch(const Requests& r) : AttentionBatch(numbers_of(r)) {
-    fill(1.0F, [](int32_t) { return 1.0F; });
+    fill(1.0F,
+         [&](int32_t key) { return r.growth > 0.0F ? r.growth * static_cast<float>(key) : 1.0F; });
     if (r.has_nan) add_nan();
     drop_pages_behind_keys();
     if (r.has_missing_pages && r.page_size > 0) drop_some_pages();
@@ -113,7 +115,8 @@ class WidenBatch : public AttentionBatch {
                       .q_dtype = r.has_narrow_queries ? DType::kFloat8E4M3 : DType::kBFloat16,
                       .kv_dtype = DType::kFloat8E4M3,
                       .mask = {true, r.window_left},
-                      .logits_scale = 1.0F / std::sqrt(static_cast<float>(r.head_dim))};
+                      .logits_scale = 1.0F / std::sqrt(static_cast<float>(r.head_dim)),
+                      .softcap = r.softcap};
     for (int32_t h = 0; h < r.num_kv_heads && r.has_narrow_queries; ++h) {
       n.q_scales.push_back(0.7F + 0.3F * static_cast<float>(h % 3));
     }

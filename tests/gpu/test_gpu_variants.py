@@ -84,6 +84,30 @@ def test_logits_may_grow_with_the_key(torch, dtype, num_queries):
         torch.testing.assert_close(o.float(), wanted, atol=3e-2, rtol=3e-2)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("num_queries", [1, 40, 1000])
+def test_capped_logits_may_grow_with_the_key(torch, dtype, num_queries):
+    """With a mask of the user. Logits grow from 0 nearly to the softcap."""
+    softcap, num_keys = 30.0, 3000
+    masked = fp.Variant("masked_and_capped", mask="return key % 3 != 1;")
+    attn = attention(masked, q_dtype=dtype, max_qo_tokens=1000, softcap=softcap)
+    attn.plan([0, num_queries], [num_keys])
+    q, k, v = (x.to(getattr(torch, dtype)) for x in tensors(torch, num_queries, num_keys))
+    growing = torch.linspace(0, 60 / DIM**0.5, num_keys, device=DEVICE)
+    q[..., 0] = 1.0
+    q[..., 1:] /= 8
+    k[..., 0] = growing[:, None] * DIM
+    o, lse = attn.run(q, k, v, return_lse=True)
+    k, v = (x.double().repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
+    x = softcap * torch.tanh(torch.einsum("qhd,khd->hqk", q.double(), k) / DIM**0.5 / softcap)
+    query = torch.arange(num_queries, device=DEVICE)[:, None] + num_keys - num_queries
+    key = torch.arange(num_keys, device=DEVICE)[None]
+    x = torch.where((key <= query) & (key % 3 != 1), x, -torch.inf)
+    wanted = torch.einsum("hqk,khd->qhd", x.softmax(-1), v)
+    torch.testing.assert_close(o.double(), wanted, atol=3e-2, rtol=3e-2)
+    torch.testing.assert_close(lse.double(), x.logsumexp(-1).T, atol=1e-2, rtol=1e-3)
+
+
 def test_positions_stay_inside_the_tensors(torch):
     """Bodies are called for rows and keys of padding too, with positions that there are."""
     num_keys = 333

@@ -164,9 +164,10 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
     // In bits: how much samples may exceed the shifts. Weights may be up to 2^10 (kMost), so half
     // of these bits are left for logits that are larger than the samples.
     constexpr float kSlack = 5.0F;
-    // Added to the logits that the shifts are raised to, because the next ones are likely to be
-    // still larger. 16-bit weights that are smaller by a factor of e^kAhead keep their precision.
-    constexpr float kAhead = S::kQ == DType::kFloat16 ? 4.0F : 14.0F;
+    // In bits: how far above the samples the shifts are raised, because the next logits are likely
+    // to be still larger. 16-bit weights that are smaller by a factor of 2^kAhead keep their
+    // precision.
+    constexpr float kAhead = S::kWeight == DType::kFloat16 ? 6.0F : 20.0F;
     const float scale = of.variant.exp2_scale;
     float samples[2];
 #pragma unroll
@@ -183,8 +184,9 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
       grows = grows || (is_row && __fmaf_rn(samples[half], scale, -shift[half]) > kSlack);
     }
     if (!__any_sync(0xffffffffU, grows)) return false;
-    samples[0] += kAhead;
-    samples[1] += kAhead;
+    const float ahead = kAhead / scale;  // logits are in units of softcap where there is one
+    samples[0] += ahead;
+    samples[1] += ahead;
     Base::raise_to(samples, scale, shrink);
     return true;
   }
