@@ -112,6 +112,21 @@ def loads(record: Record) -> str:
     return markdown((*head, "tokens a second", "host, µs a step", "GPU idle"), rows)
 
 
+def rates(record: Record) -> str:
+    """Rising rates of requests, to the knee."""
+    keys = ("itl_ms_p50", "itl_ms_p99", "ttft_ms_p50", "ttft_ms_p99", "output_tokens_per_s")
+    rows = []
+    for workload, name in WORKLOADS.items():
+        runs = record.find(set="rates", workload=workload)
+        name = name.rpartition(", ")[0]
+        for rate in sorted({row["rate"] for row in runs}, key=float):
+            same = [row for row in runs if row["rate"] == rate]
+            rows.append((name, rate, str(len(same)), *(median(same, key) for key in keys)))
+            name = ""
+    head = ("", "requests a second", "runs", "between tokens p50", "p99", "to the first token p50")
+    return markdown((*head, "p99", "tokens a second"), rows)
+
+
 def caches(record: Record) -> str:
     """Table 8 beside the engine; the paper's tokens a second are with those of prompts."""
     rows: list[tuple[Cell, ...]] = [(name, *values) for name, values in PAPER_CACHES.items()]
@@ -223,6 +238,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "itl": lambda record: beside_paper(record, "itl_ms_p50"),
     "ttft": lambda record: beside_paper(record, "ttft_ms_p50"),
     "loads": loads,
+    "rates": rates,
     "caches": caches,
     "samples": samples,
     "rotations": rotations,

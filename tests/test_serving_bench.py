@@ -172,6 +172,76 @@ def test_libraries_with_larger_pages_read_as_many_keys(made):
         assert other.page_indices.max() < made.shape.num_pages // 8
 
 
+@pytest.mark.parametrize("page_size", [16, 128])
+@pytest.mark.parametrize("plans", [True, False])
+def test_flash_attention_3_is_given_the_step(made, monkeypatch, page_size, plans):
+    def schedule(batch, max_rows, max_keys, heads, kv_heads, dim, kv_lens, **options):
+        assert max_keys % options["page_size"] == 0 and max_keys >= kv_lens.max()
+        assert len(kv_lens) == batch and len(options["cu_seqlens_q"]) == batch + 1
+        return max_rows, options["page_size"]
+
+    def attend(q, k, v, page_table, cache_seqlens, cu_seqlens_q, max_seqlen_q, **options):
+        assert options["causal"] and k.shape[1] == page_size
+        expected = (max_seqlen_q, page_size) if plans else None
+        assert options["scheduler_metadata"] == expected
+        lens, counts = cache_seqlens.numpy(), -(-cache_seqlens.numpy() // page_size)
+        pages = [ids[:count] for ids, count in zip(page_table.tolist(), counts, strict=True)]
+        return replay.exact(step(np.diff(cu_seqlens_q.numpy()), lens, pages), q, k, v)
+
+    interface = types.ModuleType("flash_attn_interface")
+    interface.get_scheduler_metadata = schedule
+    interface.flash_attn_with_kvcache = attend
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    library = libraries.FlashAttention3(made.shape, page_size, plans)
+    assert len(made.run(library, STEPS)) == len(STEPS)
+
+
+def test_libraries_are_timed_in_turn_until_they_fail(made, tmp_path, monkeypatch):
+    calls = []
+
+    class Named(libraries.Flashplan):
+        def __init__(self, name, num_steps):
+            super().__init__(made.shape)
+            self.name, self.num_steps = name, num_steps
+
+        def prepare(self, *step):
+            if not calls or calls[-1] != self.name:
+                calls.append(self.name)
+
+        def plan(self, step):
+            self.num_steps -= 1
+            if self.num_steps < 0:
+                raise ValueError("no kernel")
+            return super().plan(step)
+
+    def missing():
+        raise ImportError("not installed")
+
+    def makers(shape, sglang):
+        yield "first", lambda: Named("first", 100)
+        yield "missing", missing
+        yield "fails later", lambda: Named("fails later", 8)
+        yield "left out", lambda: Named("left out", 100)
+
+    monkeypatch.setattr(replay, "libraries", makers)
+    path = tmp_path / "out.json"
+    only = ["first", "missing", "fails"]
+    options = argparse.Namespace(out=path, sglang=None, only=only, rounds=3)
+    replay.run_all(made, {"made": STEPS}, options)
+    assert calls == ["first", "fails later"] * 2 + ["first"]
+    rows = json.loads(path.read_text())
+    assert [row["library"] for row in rows] == ["first"]
+    assert rows[0]["decodes"]["steps"] == 1 and rows[0]["prompts"]["steps"] == 2
+
+
+def test_times_of_a_step_are_medians_over_rounds():
+    def row(plan_ms, run_ms):
+        return {"is_decode": True, "plan_ms": plan_ms, "run_ms": run_ms}
+
+    rounds = [[row(1, 10), row(5, 50)], [row(3, 20), row(6, 40)], [row(2, 90), row(4, 60)]]
+    assert replay.medians(rounds) == [row(2, 20), row(5, 50)]
+
+
 def test_steps_of_both_kinds_are_chosen():
     steps = [STEPS[0]] * 50 + STEPS[1:]
     assert replay.sample(steps, 9) == [STEPS[0]] * 9 + STEPS[1:]
@@ -190,6 +260,72 @@ def test_every_setting_of_the_sweep_is_one(tmp_path):
         assert settings and len(set(settings)) == len(settings), name
     switches = {part for switch in sweep.SWITCHES for part in switch}
     assert set(records.SWITCHES) <= {part.removeprefix("--") for part in switches}
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Stands for `serving`: a first token takes 20 ms times the rate, 10 ms more with each seed."""
+    path = tmp_path / "serving"
+    path.write_text(
+        f"#!{sys.executable}\n"
+        "import json, sys\n"
+        "given = dict(zip(sys.argv[2::2], sys.argv[3::2]))\n"
+        "time = 20 * float(given['--rate']) + 10 * int(given['--seed'])\n"
+        "names = ('rate', 'seed', 'requests', 'workload')\n"
+        "options = {name: given.get('--' + name) for name in names}\n"
+        "print(json.dumps({**options, 'ttft_ms_p99': time}))\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+def run_sweep(monkeypatch, program, *options):
+    out = program.with_suffix(".json")
+    arguments = ["sweep.py", str(program), *options, "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    sweep.main()
+    return json.loads(out.read_text())
+
+
+def test_rates_end_with_the_first_one_past_the_knee(monkeypatch, program):
+    rows = run_sweep(monkeypatch, program, "rates", "--seeds", "1,2,3")
+    rates = {}
+    for row in rows:
+        rates.setdefault(row["workload"], []).append(row["rate"])
+    # Of seeds 1, 2 and 3 the median passes 200 ms with rates above 9.
+    assert rates.pop("sharegpt") == [rate for rate in ("4", "8", "16") for _ in range(3)]
+    assert rates.pop("uniform:512:2048:256")[-4:] == ["8", "12", "12", "12"]
+    assert rates.pop("uniform:4096:16384:256") == [
+        rate for rate in ("0.5", "1", "1.5", "2") for _ in range(3)
+    ]
+    assert not rates
+
+
+def test_runs_are_chosen_and_bounded(monkeypatch, program):
+    options = ["--seeds", "1", "--only", r"--rate (8|1)$"]
+    rows = run_sweep(monkeypatch, program, "rates", *options, "--seconds", "14")
+    # 20 requests are not measured, 5 of the long ones.
+    assert [row["requests"] for row in rows] == ["132", "132", "19"]
+    assert rows[0]["setting"] == ["--workload", "sharegpt", "--rate", "8", "--requests", "132"]
+    rows = run_sweep(monkeypatch, program, "loads", *options)
+    assert [row["requests"] for row in rows[3:]] == [None, "60"]
+    decode = ("--decode", "1", "--context", "2048")
+    assert sweep.for_seconds(decode, 14) == decode
+    assert not sweep.is_past_knee([{"rate": "8"}])
+
+
+def test_a_row_for_each_rate(tmp_path):
+    def row(rate, ttft, **values):
+        row = {"set": "rates", "setting": [], "workload": "sharegpt", "rate": rate}
+        return row | {"ttft_ms_p99": ttft, "itl_ms_p50": 5.0} | values
+
+    rows = [row("16", 50.0), row("8", 10.0), row("8", 30.0), row("16", 1.0, set="loads")]
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps([*rows, row("16", 60.0), row("16", 70.0)]))
+    assert records.table(str(path), "rates").splitlines()[2:] == [
+        "| ShareGPT | 8 | 2 | 5 | – | – | 20 | – |",
+        "|  | 16 | 3 | 5 | – | – | 60 | – |",
+    ]
 
 
 def test_tables_have_medians_over_seeds_and_keep_switches_apart(tmp_path):

@@ -144,25 +144,21 @@ class FlashInfer(Library):
 
 
 class FlashAttention3(Library):
-    """The package fa3-fwd. It reads pages of 128 alone, and only by tensor maps, for which it wants
-    to be told of more rows than a tile has."""
+    """Its own functions for paged caches (flash_attn_interface: the package tokenspeed-fa3)."""
 
-    MIN_ROWS = 128 + 1
-
-    def __init__(self, shape: Shape, plans: bool) -> None:
+    def __init__(self, shape: Shape, page_size: int, plans: bool) -> None:
         """`plans`: its schedule is made once for all layers, else in each."""
-        import fa3_fwd_interface
+        import flash_attn_interface
 
         super().__init__(shape)
-        self.page_size = 128
-        self.library = fa3_fwd_interface
+        self.page_size = page_size
+        self.library = flash_attn_interface
         self.plans = plans
 
     def plan(self, step: Step) -> Run:
         shape = self.shape
         table = block_table(step)
-        group = shape.qo_heads // shape.kv_heads
-        max_rows = max(int(np.diff(step.qo_indptr).max()), -(-self.MIN_ROWS // group))
+        max_rows = int(np.diff(step.qo_indptr).max())
         qo_indptr, kv_lens = self.to_device(step.qo_indptr), self.to_device(step.kv_lens)
         schedule = None
         if self.plans:
@@ -339,5 +335,7 @@ def libraries(shape: Shape, sglang: Path | None) -> Iterator[tuple[str, Callable
     if sglang is not None:
         yield "SGLang, Triton", lambda: SGLangTriton(shape, sglang)
     yield "torch, gathered pages", lambda: Torch(shape)
-    yield "FlashAttention-3, pages of 128", lambda: FlashAttention3(shape, plans=True)
-    yield "FlashAttention-3, pages of 128, not planned", lambda: FlashAttention3(shape, False)
+    size = shape.page_size
+    yield "FlashAttention-3", lambda: FlashAttention3(shape, size, plans=True)
+    yield "FlashAttention-3, not planned", lambda: FlashAttention3(shape, size, plans=False)
+    yield "FlashAttention-3, pages of 128", lambda: FlashAttention3(shape, 128, plans=True)

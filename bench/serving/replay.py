@@ -6,17 +6,18 @@ serving ... --step-log sharegpt; python bench/serving/replay.py sharegpt --out r
 Of each step the host plans once, and the layers run one after the other on caches of their own, as
 in the engine. On a GPU the layers are one graph, so that nobody's launches from Python count, but
 for flashplan's in steps with prompts; what the host takes to plan is given beside. All libraries
-read the same keys, most of them in the engine's pages. Without a GPU, flashplan is timed on the
-CPU.
+read the same keys, most of them in the engine's pages. They are timed in turn, so that a GPU that
+gets slower meanwhile does so for all of them. Without a GPU, flashplan is timed on the CPU.
 """
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,15 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def medians(rounds: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Of each step, over rounds that have all of them."""
+    return [
+        row[0]
+        | {key: statistics.median(part[key] for part in row) for key in ("plan_ms", "run_ms")}
+        for row in zip(*rounds, strict=True)
+    ]
+
+
 def sample(steps: list[Step], count: int) -> list[Step]:
     """Up to `count` decodes and as many steps with prompts, from the whole of a log."""
     chosen = []
@@ -226,24 +236,41 @@ def shape_of(steps: list[Step], arguments: argparse.Namespace) -> Shape:
 def run_all(replay: Replay, logs: dict[str, list[Step]], arguments: argparse.Namespace) -> None:
     path = arguments.out
     results = json.loads(path.read_text()) if path.exists() else []
-    for name, make in libraries(replay.shape, arguments.sglang):
-        if arguments.only not in name:
-            continue
-        try:
-            library = make()
-            for workload, steps in logs.items():
-                row = {"set": "replay", "workload": workload, "library": name}
-                times = summary(replay.run(library, steps))
-                results.append(row | {"graphs": library.has_graphs} | times)
-                path.write_text(json.dumps(results, indent=1) + "\n")
-                for kind, parts in times.items():
-                    text = " ".join(f"{key} {value:8.3f}" for key, value in parts.items())
-                    print(f"{workload:20} {name:44} {kind:8} {text}", flush=True)
-        except ImportError as error:
-            print(f"{name}: {error}", file=sys.stderr)
-        except Exception:  # of a library of others: the next one is timed all the same
-            print(name, file=sys.stderr)
-            traceback.print_exc()
+    makers = dict(libraries(replay.shape, arguments.sglang))
+    chosen = [name for name in makers if any(part in name for part in arguments.only or [""])]
+    made: dict[str, Library] = {}
+    for name in chosen:
+        with no_matter_what(name):
+            made[name] = makers[name]()
+    for workload, steps in logs.items():
+        rounds: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in made}
+        for name in list(made) * arguments.rounds:
+            # A library that failed once is not timed again.
+            library = made.pop(name, None)
+            if library is not None:
+                with no_matter_what(name):
+                    rounds[name].append(replay.run(library, steps))
+                    made[name] = library
+        for name, library in made.items():
+            times = summary(medians(rounds[name]))
+            row = {"set": "replay", "workload": workload, "library": name}
+            results.append(row | {"graphs": library.has_graphs} | times)
+            for kind, parts in times.items():
+                text = " ".join(f"{key} {value:8.3f}" for key, value in parts.items())
+                print(f"{workload:20} {name:32} {kind:8} {text}", flush=True)
+        path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def no_matter_what(name: str) -> Iterator[None]:
+    """Says what went wrong with a library of others: the next one is timed all the same."""
+    try:
+        yield
+    except ImportError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+    except Exception:
+        print(name, file=sys.stderr)
+        traceback.print_exc()
 
 
 def main() -> None:
@@ -255,7 +282,10 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--caches", type=int, default=32, help="layers with a cache of their own")
     parser.add_argument("--page-size", type=int, default=16)
-    parser.add_argument("--only", default="", help="libraries whose name contains this")
+    parser.add_argument(
+        "--only", action="append", help="libraries whose name contains this, or another --only"
+    )
+    parser.add_argument("--rounds", type=int, default=1, help="times that each library is timed")
     parser.add_argument(
         "--sglang", type=Path, help="the folder sglang/kernels/ops/attention of SGLang's package"
     )

@@ -4,13 +4,15 @@
 python bench/serving/sweep.py build/serving/serving ablations --out serving.json
 
 Each run is a process of its own. Settings of a set are run for each seed; `plot.py` shows the
-medians. Options that are not those below are passed to the program.
+medians. Options that are not those below are passed to the program, after those of the setting.
 """
 
 import argparse
 import itertools
 import json
 import os
+import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,6 +37,9 @@ SWITCHES = (
     ("FLASHPLAN_SCHEDULE=in_order",),
 )
 
+KNEE_MS = 200  # of the 99th percentile of the time to the first token
+NUM_DROPPED = 20  # requests that the program does not measure unless it is told otherwise
+
 Setting = tuple[str, ...]
 
 
@@ -45,12 +50,14 @@ def loads() -> Iterator[Setting]:
 
 
 def rates() -> Iterator[Setting]:
-    """To the knee, where the 99th percentile of the time to the first token passes 200 ms."""
-    for workload, values in ((SHAREGPT, (4, 8, 16, 24, 32, 48)), (MIDDLE, (2, 4, 8, 12, 16))):
+    """Rising rates. Those of a workload end with the first one past the knee."""
+    for workload, values in (
+        (SHAREGPT, (4, 8, 16, 24, 32, 48, 64, 80, 96)),
+        (MIDDLE, (2, 4, 8, 12, 16, 20, 24, 32)),
+        (LONG, (0.5, 1, 1.5, 2)),
+    ):
         for rate in values:
             yield (*workload, "--rate", str(rate))
-    for rate in (0.5, 1, 1.5, 2):
-        yield (*LONG, "--rate", str(rate))
 
 
 def ablations() -> Iterator[Setting]:
@@ -97,6 +104,24 @@ SETS = {
 }
 
 
+def value_of(setting: Setting, option: str, otherwise: str = "") -> str:
+    return setting[setting.index(option) + 1] if option in setting else otherwise
+
+
+def for_seconds(setting: Setting, seconds: float | None) -> Setting:
+    """With so many requests that those that are measured come for `seconds`."""
+    if seconds is None or "--rate" not in setting:
+        return setting
+    dropped = int(value_of(setting, "--drop", str(NUM_DROPPED)))
+    measured = max(1, round(seconds * float(value_of(setting, "--rate"))))
+    return (*setting, "--requests", str(dropped + measured))
+
+
+def is_past_knee(rows: list[dict]) -> bool:
+    times = [row["ttft_ms_p99"] for row in rows if row.get("ttft_ms_p99") is not None]
+    return bool(times) and statistics.median(times) > KNEE_MS
+
+
 def run(program: str, model: str, setting: Setting, seed: str, others: list[str]) -> dict:
     variables = [part for part in setting if "=" in part]
     switches = [part for part in setting if part not in variables]
@@ -112,17 +137,26 @@ def main() -> None:
     parser.add_argument("set", choices=SETS)
     parser.add_argument("--model", default=str(MODEL), help="a folder with config.json")
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--only", default="", help="settings with this text in them")
+    parser.add_argument("--only", default="", help="settings that match this regular expression")
+    parser.add_argument("--seconds", type=float, help="how long measured requests come")
     parser.add_argument("--out", type=Path, required=True, help="runs are added to this file")
     arguments, others = parser.parse_known_args()
     results = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
-    settings = [setting for setting in SETS[arguments.set]() if arguments.only in " ".join(setting)]
-    runs = list(itertools.product(settings, arguments.seeds.split(",")))
-    for number, (setting, seed) in enumerate(runs, 1):
-        print(f"{number} of {len(runs)}: {' '.join(setting)} --seed {seed}", file=sys.stderr)
-        row = run(arguments.program, arguments.model, setting, seed, others)
-        results.append({"set": arguments.set, "setting": list(setting), **row})
-        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+    past_knee = set()  # workloads
+    for setting in SETS[arguments.set]():
+        workload = value_of(setting, "--workload")
+        if not re.search(arguments.only, " ".join(setting)) or workload in past_knee:
+            continue
+        bounded = for_seconds(setting, arguments.seconds)
+        rows = []
+        for seed in arguments.seeds.split(","):
+            print(f"{' '.join(bounded)} --seed {seed}", file=sys.stderr)
+            row = run(arguments.program, arguments.model, bounded, seed, others)
+            rows.append({"set": arguments.set, "setting": list(bounded), **row})
+            arguments.out.write_text(json.dumps(results + rows, indent=1) + "\n")
+        results += rows
+        if arguments.set == "rates" and is_past_knee(rows):
+            past_knee.add(workload)
 
 
 if __name__ == "__main__":
