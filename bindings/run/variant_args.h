@@ -26,7 +26,8 @@ class VariantArgs {
 
   /// Imports the tensors, and sets the fields of `to`. They stay valid as long as this object.
   void import(nb::handle arguments, CallStream& call, AttentionTensors* to);
-  /// Does for the variant's tensors what RunArgs::release_imports_of_arrays() does.
+  /// Releases the imports of NumPy arrays, whose memory the caller keeps alive: the garbage
+  /// collector does not see what an import holds.
   void release_imports_of_arrays(nb::handle arguments);
 
  private:

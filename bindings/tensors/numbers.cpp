@@ -129,7 +129,7 @@ class HostIntegers {
   int64_t columns_;
   const char* data_ = nullptr;
   int64_t size_ = 0;    // number of rows
-  int64_t stride_ = 0;  // in bytes, as column_stride_
+  int64_t stride_ = 0;  // bytes from one row to the next; column_stride_ is in bytes too
   int64_t column_stride_ = 0;
 };
 

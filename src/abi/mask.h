@@ -42,7 +42,7 @@ struct KeySpan {
 /// request stands at kv_len - qo_len + i, so that the last query stands at the last key.
 struct Mask {
   bool causal = false;       // keys after the query's position are hidden
-  int32_t window_left = -1;  // keys more than window_left before it are hidden; -1: no window
+  int32_t window_left = -1;  // keys more than window_left before the position are hidden; -1: none
 
   /// The keys among `keys` that the query at `position` sees. Neither begin nor end gets smaller
   /// for a later query. So the keys that any row of a tile sees go from the first key that its

@@ -31,8 +31,8 @@ struct TensorMaps {
   bool has_q_tokens = false;
   bool has_kv = false;
   bool has_o = false;
-  bool has_all_blocks = false;  // a box of k or v has all blocks of dims (sm90_wide: 4), else one
-  int32_t box_rows = 0;         // rows of a box of k or v, which pages or steps consist of
+  bool has_all_blocks = false;  // a box of k or v has all blocks of dims (sm90_wide: 4), not one
+  int32_t box_rows = 0;         // rows of a box of k or v; pages and steps consist of whole boxes
   int32_t boxes_of_step = 0;    // boxes of k in a step, one page id each; 0: no pages, or no map
   int32_t steps_of_batch = 0;   // steps whose page ids, up to 32, a warp loads at once
   int32_t num_kv_tokens = 0;    // rows of ragged k and v
@@ -41,17 +41,18 @@ struct TensorMaps {
   int32_t v_slabs_per_page = 0;
   RowUnits k_units;  // for kernels that copy row by row
   RowUnits v_units;
-  int32_t q_box_rows = 0;  // heads in a box of q or q_tail, where values are dims of keys
-  TensorMap q;             // (dims, heads, tokens); a box has the rows of a tile
-  TensorMap q_tokens;      // like q, but a box has one token's query heads of one kv head
-  TensorMap k;             // (64 dims, 8 rows, blocks of 64 dims, groups of 8 rows, slabs)
+  // With shared_kv (MLA): rows of a box of q or q_tail, which are as many query heads of one token.
+  int32_t q_box_rows = 0;
+  TensorMap q;         // (dims, heads, tokens); a box has the rows of a tile, or q_box_rows
+  TensorMap q_tokens;  // like q, but a box has one token's query heads of one kv head
+  TensorMap k;         // (64 dims, 8 rows, blocks of 64 dims, groups of 8 rows, slabs)
   TensorMap v;
   TensorMap o;  // like q, but a box has 64 rows
-  // Where values are the first dims of keys, q_tail and k_tail have the other dims of queries and
-  // keys. Boxes of k then have four blocks of dims, and boxes of k_tail have one.
+  // With shared_kv, where values are the first dims of keys, q_tail and k_tail have the other dims
+  // of queries and keys. Boxes of k then have four blocks of dims, and boxes of k_tail have one.
   TensorMap q_tail;
-  // k_tail is also used where values are a tensor of their own, and the last dims of keys are a
-  // tensor of their own. Boxes of k and k_tail are then (64 dims, rows of a step, 1, 1, heads).
+  // Without shared_kv, k_tail is used if the last dims of keys are in a second tensor. Boxes of k
+  // and k_tail are then (64 dims, rows of a step, 1, 1, heads).
   TensorMap k_tail;
 };
 

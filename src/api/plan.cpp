@@ -209,7 +209,7 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   for (int32_t i = 0; i < impl->num_kernels(); ++i) {
     PlanKernel& kernel = impl->kernels[static_cast<std::size_t>(i)];
     // A graph may capture a kernel before plan() has chosen it. Until then, the kind of batches
-    // that the kernel is for decides which order of its code is launched.
+    // that the kernel is for decides whether few_rows_first or many_rows_first is launched.
     kernel.has_few_rows = impl->kind_of_kernel(i) == BatchKind::kFewRows;
   }
   AttentionOptions& filled = impl->options;

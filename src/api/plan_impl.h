@@ -51,13 +51,13 @@ struct Plan::Impl {
   DeviceLimits device;                                  // what the kernels were chosen for
   RopeTurns rope;                                       // set if the options have a rope
   PrefixGroups prefixes;                                // the shared prefixes of the batch
-  ScheduleBuffers buffers;                              // hold the schedule on the CPU
-  std::optional<cuda::DeviceSchedule> device_schedule;  // holds the schedule on a GPU
+  ScheduleBuffers buffers;                              // hold the schedule of a plan on the CPU
+  std::optional<cuda::DeviceSchedule> device_schedule;  // holds the schedule of a plan on a GPU
   int32_t batch_size = 0;
   int32_t num_tokens = 0;           // qo_indptr[batch_size]
-  int32_t num_shared_prefixes = 0;  // given by the caller, used or not
+  int32_t num_shared_prefixes = 0;  // prefixes that the caller gave, used or not
   int32_t num_kv_rows = 0;          // rows of ragged k and v that are read
-  std::vector<int32_t> kv_lens;     // of the batch; has room for any batch
+  std::vector<int32_t> kv_lens;     // planned lengths; has room for any batch
   int32_t longest_request = 0;      // the first request with the most keys
   int64_t num_mask_bits = 0;        // bits that a row of the mask must have
   bool has_key_ranges = false;      // whether the batch has ranges of keys

@@ -24,9 +24,9 @@ bool has_masks_inside_prefixes(const Batch& batch) {
   return false;
 }
 
-/// Divides the processors between the plan's two kernels, which run the batch side by side. A
-/// kernel has more CTAs than its processors hold, so it gives work only to its first CTAs, as many
-/// as they hold. Where the caller has chosen the number of CTAs, all of them get work.
+/// Divides the processors between the plan's two kernels, which run the batch side by side. Each
+/// kernel is launched with CTAs for the whole GPU, but only as many of them get work as its own
+/// processors hold. Where the caller has chosen the number of CTAs, all of them get work.
 void divide_processors(const Batch& batch, Plan::Impl* impl) {
   const int32_t all = impl->device.num_processors;
   PlanKernel& many = impl->kernel();

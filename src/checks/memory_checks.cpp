@@ -135,7 +135,7 @@ bool is_plain(const TensorArgument& argument) noexcept {
   bool fails = view.data == nullptr || (argument.written && view.read_only);
   for (int32_t d = view.rank - 1; d >= 0; --d) {
     const int64_t steps = view.shape[d] - 1;
-    if (steps == 0) continue;  // the stride may be anything
+    if (steps == 0) continue;  // a dimension of size 1 may have any stride
     int64_t reach = 0;
     fails |= steps < 0 || view.stride[d] < span || (d == view.rank - 1 && view.stride[d] != 1);
     fails |= __builtin_mul_overflow(steps, view.stride[d], &reach);

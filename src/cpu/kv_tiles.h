@@ -87,7 +87,7 @@ class KvTiles {
   }
 
  private:
-  static constexpr int32_t kMostAhead = 4;  // number of tiles
+  static constexpr int32_t kMostAhead = 4;  // tiles whose addresses are looked up ahead, at most
 
   /// Addresses of the rows of kv head 0, and of their last dims, which all heads share.
   struct Tile {
@@ -150,8 +150,8 @@ class KvTiles {
   }
 
   const KvRows from_;
-  const int32_t num_dims_;          // dims of rows without their tails
-  const int32_t distance_;          // tiles from the current one to the prefetched one
+  const int32_t num_dims_;          // dims of a row without those that lie in its tail
+  const int32_t distance_;          // number of tiles between the current and the prefetched one
   const int32_t* ids_ = nullptr;    // id of the current page; null: ragged
   const int32_t* slots_ = nullptr;  // list entry of the next key; null: there is no list
   int32_t num_slots_ = 0;           // entries left in the list

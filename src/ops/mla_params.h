@@ -32,9 +32,9 @@ struct MlaPart {
 
 struct MlaAppendParams {
   MlaPart parts[2];
-  TokenPlaces places;                 // given by slots alone
-  RopeParams rope;                    // sides[0]: q_pe in place; head_dim: 0 without a rotation
-  const void* norm_weight = nullptr;  // or null: no normalisation
+  TokenPlaces places;                 // only `slots` is set
+  RopeParams rope;                    // sides[0] is q_pe, in place; head_dim is 0: no rotation
+  const void* norm_weight = nullptr;  // null: latent dims are not normalised
   DType weight_dtype = DType::kFloat32;
   float eps = 0.0F;
   float scale = 1.0F;
@@ -46,7 +46,7 @@ struct MlaGatherParams {
   MlaPart parts[2];
   PageTable pages;
   const int32_t* indptr = nullptr;  // [batch_size + 1]
-  const int32_t* starts = nullptr;  // [batch_size], or null: 0
+  const int32_t* starts = nullptr;  // [batch_size] first token of each request; null: 0 for all
   int32_t batch_size = 0;
   float scale = 1.0F;
   bool has_scales = false;

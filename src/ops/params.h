@@ -20,12 +20,12 @@ struct NormParams {
   Rows x;
   Rows residual;                         // if given: x is added to it, and the sum is normalised
   Rows out;                              // may be x
-  const void* weight = nullptr;          // [row_size], or null: nothing is multiplied
-  const void* bias = nullptr;            // [row_size], or null
-  const float* scales = nullptr;         // [1], a factor of `scale`, or null
-  DType dtype = DType::kFloat32;         // dtype of rows
-  DType weight_dtype = DType::kFloat32;  // dtype of weight and bias: that of rows, or float32
-  DType out_dtype = DType::kFloat32;     // dtype of rows, or an 8-bit float
+  const void* weight = nullptr;          // [row_size]; null: nothing is multiplied
+  const void* bias = nullptr;            // [row_size]; null: no bias is added
+  const float* scales = nullptr;         // [1]: `scale` is multiplied by it; null: by 1
+  DType dtype = DType::kFloat32;         // dtype of x and residual
+  DType weight_dtype = DType::kFloat32;  // dtype of weight and bias: that of x, or float32
+  DType out_dtype = DType::kFloat32;     // dtype of x, or an 8-bit float
   int32_t num_rows = 0;
   int32_t row_size = 0;
   float eps = 0.0F;
@@ -37,7 +37,7 @@ struct NormParams {
 
 /// Parameters of gated_activation(): out = activation(x[:row_size]) * x[row_size:] / scale.
 struct ActivationParams {
-  Rows x;  // rows of 2 * row_size
+  Rows x;  // each row has 2 * row_size elements
   Rows out;
   Activation activation = Activation::kSilu;
   DType dtype = DType::kFloat32;
@@ -50,13 +50,13 @@ struct ActivationParams {
 
 /// Parameters of gather_rows(): out[i] = x[indices[i]].
 struct GatherParams {
-  const char* x = nullptr;  // [num_x_rows]
-  int64_t x_stride = 0;     // bytes
-  char* out = nullptr;      // [num_rows]
-  int64_t out_stride = 0;   // bytes
+  const char* x = nullptr;  // num_x_rows rows
+  int64_t x_stride = 0;     // bytes from one row of x to the next
+  char* out = nullptr;      // num_rows rows
+  int64_t out_stride = 0;   // bytes from one row of out to the next
   const void* indices = nullptr;
   int64_t row_bytes = 0;
-  bool has_wide_indices = false;  // int64, else int32
+  bool has_wide_indices = false;  // indices are int64, else int32
   int32_t item_bytes = 0;         // bytes of an element
   int32_t num_x_rows = 0;
   int32_t num_rows = 0;
@@ -94,12 +94,12 @@ struct RopeSide {
 struct QuantizeParams {
   RopeSide heads;
   float* scale = nullptr;  // [num_scales]
-  int32_t num_scales = 1;  // 1, or as many as heads
+  int32_t num_scales = 1;  // 1 for all heads, or one for each head
   ScaleSource source = ScaleSource::kValues;
   float number = 1.0F;
   DType dtype = DType::kFloat32;
   DType out_dtype = DType::kFloat8E4M3;
-  int32_t num_rows = 0;  // tokens
+  int32_t num_rows = 0;  // number of tokens
   int32_t head_dim = 0;
 
   FLASHPLAN_HOST_DEVICE float* scale_of(int32_t head) const {
@@ -118,15 +118,15 @@ struct QuantizeParams {
 struct RopeParams : RopeTurns {
   RopeSide sides[2];  // q, k
   const void* positions = nullptr;
-  bool has_wide_positions = false;  // int64, else int32
+  bool has_wide_positions = false;  // positions are int64, else int32
   DType dtype = DType::kFloat32;
-  DType out_dtype = DType::kFloat32;  // dtype, or an 8-bit float
-  int32_t num_rows = 0;               // tokens
+  DType out_dtype = DType::kFloat32;  // equal to `dtype`, or an 8-bit float
+  int32_t num_rows = 0;               // number of tokens
   int32_t head_dim = 0;
   /// [table_rows, rotary_dim] cosines of all pairs at a position, then their sines; null: `turns`
   /// has the rotations.
   const float* table = nullptr;
-  int64_t table_stride = 0;  // elements
+  int64_t table_stride = 0;  // elements from one row of the table to the next
   int64_t table_rows = 0;
 
   FLASHPLAN_HOST_DEVICE double position(int32_t token) const {
@@ -148,8 +148,8 @@ struct TokenPlaces {
   const int32_t* indptr = nullptr;
   const int32_t* kv_lens = nullptr;
   PageTable pages;
-  /// Given instead of indptr, kv_lens and page ids: page * page_size + row in page of each token;
-  /// -1: it is skipped.
+  /// Given instead of indptr, kv_lens and page ids: for each token its slot, which is
+  /// page * page_size + row in page, or -1 if the token is skipped.
   const int64_t* slots = nullptr;
   /// Given instead of indptr and kv_lens: the request of each token, -1 for none, and its position.
   const int32_t* requests = nullptr;
@@ -168,7 +168,7 @@ struct AppendSide {
   int64_t page_stride = 0;
   int64_t row_stride = 0;
   int64_t head_stride = 0;
-  int32_t num_heads = 0;  // 0 where there are no elements
+  int32_t num_heads = 0;  // 0 if the tensor has no elements
   int32_t head_dim = 0;
   float scale = 1.0F;  // stored = value / (scale * the scale of the head)
   HeadScales scales;
@@ -182,14 +182,14 @@ struct AppendSide {
 struct AppendParams {
   AppendSide sides[2];  // k, v
   TokenPlaces places;
-  int32_t num_rows = 0;  // tokens on the CPU; on a GPU an upper bound, the rows of k and v
+  int32_t num_rows = 0;  // tokens; on a GPU an upper bound of their number: the rows of k and v
 };
 
 /// Parameters of rope_append_paged_kv(): k and v have one dtype, and so have their caches.
 struct RopeAppendParams {
   RopeParams rope;  // sides[0] is q; sides[1] and `positions` are not set
   AppendParams append;
-  int32_t num_rows = 0;  // num_rows of `append`
+  int32_t num_rows = 0;  // equal to append.num_rows
   bool pdl = false;      // programmatic dependent launch
 };
 
@@ -222,24 +222,24 @@ struct RandomParams {
 
 struct SampleParams : RandomParams {
   const char* logits = nullptr;  // [num_logit_rows, vocab]
-  int64_t row_stride = 0;        // bytes
-  const float* bias = nullptr;   // or null
-  int64_t bias_stride = 0;       // elements from row to row of the logits; 0: one bias for all
-  const void* rows = nullptr;    // [num_rows]: the row of the logits of each request, or null
+  int64_t row_stride = 0;        // bytes from one row of the logits to the next
+  const float* bias = nullptr;   // added to the logits; null: no bias
+  int64_t bias_stride = 0;       // elements from one row's bias to the next; 0: one bias for all
+  const void* rows = nullptr;    // [num_rows] row of logits of request i; null: row i
   DType dtype = DType::kFloat32;
-  bool has_wide_rows = false;  // int64, else int32
+  bool has_wide_rows = false;  // `rows` has int64, else int32
   bool from_probs = false;
   bool joint = false;  // top-p also counts the mass that other filters drop
   int32_t num_logit_rows = 0;
-  int32_t num_rows = 0;  // requests
+  int32_t num_rows = 0;  // number of requests
   int32_t vocab = 0;
   Parameter<float> temperature{};
   Parameter<int32_t> top_k{};
   Parameter<float> top_p{};
   Parameter<float> min_p{};
   int32_t* ids = nullptr;
-  float* logprobs = nullptr;  // or null
-  int32_t* status = nullptr;  // or null
+  float* logprobs = nullptr;  // null: not wanted
+  int32_t* status = nullptr;  // null: not wanted
 
   /// The entry of `rows` for a request.
   FLASHPLAN_HOST_DEVICE int64_t given_row(int32_t row) const {
@@ -264,14 +264,14 @@ constexpr int32_t kMaxTopLogprobs = 256;
 /// log-probabilities.
 struct FilterParams : SampleParams {
   char* out = nullptr;     // [num_rows, vocab], or null
-  int64_t out_stride = 0;  // bytes
+  int64_t out_stride = 0;  // bytes from one row of out to the next
   // true: writes logits, or -inf where they are dropped; false: writes probabilities.
   bool is_mask = false;
   int32_t num_top = 0;
   int32_t* top_ids = nullptr;      // [num_rows, num_top]
   float* top_logprobs = nullptr;   // [num_rows, num_top]
-  int64_t top_id_stride = 0;       // elements
-  int64_t top_logprob_stride = 0;  // elements
+  int64_t top_id_stride = 0;       // elements from one row of top_ids to the next
+  int64_t top_logprob_stride = 0;  // elements from one row of top_logprobs to the next
 
   FLASHPLAN_HOST_DEVICE int32_t* top_ids_of(int32_t row) const {
     return top_ids + row * top_id_stride;
@@ -288,11 +288,11 @@ constexpr int32_t kMaxDrafts = 512;
 struct VerifyParams : RandomParams {
   const void* tokens = nullptr;       // [num_rows, num_drafts]
   int64_t token_stride = 0;           // elements from one request to the next
-  bool has_wide_tokens = false;       // int64, else int32
-  const int32_t* parents = nullptr;   // or null: a chain
+  bool has_wide_tokens = false;       // tokens are int64, else int32
+  const int32_t* parents = nullptr;   // null: draft i follows draft i - 1
   int64_t parent_stride = 0;          // elements from one request to the next; 0: one tree for all
   const char* draft_probs = nullptr;  // null: drafts were looked up, not drawn
-  int64_t draft_request_stride = 0;   // bytes
+  int64_t draft_request_stride = 0;   // bytes from one request to the next
   int64_t draft_row_stride = 0;
   const char* target_probs = nullptr;
   int64_t target_request_stride = 0;
@@ -302,11 +302,11 @@ struct VerifyParams : RandomParams {
   int32_t num_drafts = 0;
   int32_t vocab = 0;
   int32_t* out = nullptr;  // [num_rows, num_drafts + 1]
-  int64_t out_stride = 0;  // elements
+  int64_t out_stride = 0;  // elements from one row to the next
   int32_t* num_accepted = nullptr;
-  int32_t* nodes = nullptr;   // [num_rows, num_drafts], or null
-  int64_t node_stride = 0;    // elements
-  int32_t* status = nullptr;  // or null
+  int32_t* nodes = nullptr;   // [num_rows, num_drafts]; null: not wanted
+  int64_t node_stride = 0;    // elements from one row of nodes to the next
+  int32_t* status = nullptr;  // null: not wanted
 
   FLASHPLAN_HOST_DEVICE int64_t token(int32_t row, int32_t draft) const {
     const int64_t index = row * token_stride + draft;
@@ -322,7 +322,7 @@ struct VerifyParams : RandomParams {
     if (draft_probs == nullptr) return nullptr;
     return draft_probs + row * draft_request_stride + draft * draft_row_stride;
   }
-  /// The large model's distribution after a draft; -1: before all drafts.
+  /// The large model's distribution after a draft, or before all drafts if `draft` is -1.
   FLASHPLAN_HOST_DEVICE const char* target_row(int32_t row, int32_t draft) const {
     return target_probs + row * target_request_stride + (draft + 1) * target_row_stride;
   }
@@ -353,15 +353,15 @@ struct Penalties {
 /// Parameters of apply_penalties().
 struct PenaltyParams {
   char* logits = nullptr;         // [num_rows, vocab]
-  int64_t row_stride = 0;         // bytes
+  int64_t row_stride = 0;         // bytes from one row of logits to the next
   const void* history = nullptr;  // [num_rows, max_len]
-  int64_t history_stride = 0;     // elements
+  int64_t history_stride = 0;     // elements from one row of history to the next
   const int32_t* history_lens = nullptr;
   Parameter<float> repetition{};
   Parameter<float> presence{};
   Parameter<float> frequency{};
   DType dtype = DType::kFloat32;
-  bool has_wide_history = false;  // int64, else int32
+  bool has_wide_history = false;  // history has int64, else int32
   int32_t num_rows = 0;
   int32_t vocab = 0;
   int32_t max_len = 0;
@@ -378,9 +378,9 @@ struct PenaltyParams {
 
 struct SoftmaxParams {
   const char* logits = nullptr;  // [num_rows, vocab]
-  int64_t row_stride = 0;        // bytes
+  int64_t row_stride = 0;        // bytes from one row of logits to the next
   char* out = nullptr;
-  int64_t out_stride = 0;  // bytes
+  int64_t out_stride = 0;  // bytes from one row of out to the next
   DType dtype = DType::kFloat32;
   DType out_dtype = DType::kFloat32;
   int32_t num_rows = 0;

@@ -265,7 +265,7 @@ constexpr uint32_t kUseSample = 0;
 constexpr uint32_t kUseVerify = 1;
 // kUseDraft + i is for draft i.
 constexpr uint32_t kUseDraft = 2;
-constexpr uint32_t kUseTry = 1U << 30;  // see use_of_try()
+constexpr uint32_t kUseTry = 1U << 30;  // kUseTry + i is for try i of a draw, from i = 1 on
 
 // --- Draws without filters ---
 //

@@ -57,15 +57,15 @@ int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kerne
       (int64_t{geometry.prepared_key_bytes} + geometry.prepared_value_bytes) * options.num_kv_heads;
   // With a sliding window few row tiles read a key, so preparing keys would not pay.
   if (bytes == 0 || options.window_left >= 0) return 0;
-  // Prepared keys are rotated with other roundings, and whether keys are prepared depends on the
-  // whole batch. So results would depend on the batch.
+  // Keys that are rotated when they are prepared round differently from keys that are rotated as
+  // they are read. Which of both happens depends on the whole batch, and so would the results.
   if (options.batch_invariant && options.rope) return 0;
   const int64_t rows =
       int64_t{options.max_qo_tokens} * (options.num_qo_heads / options.num_kv_heads);
   if (rows < int64_t{geometry.tile_q} * kernel.tuning.prepare_reads) return 0;
   constexpr WorkspaceTuning kTuning = kWorkspaceTuning;
   const int64_t of_queries = (options.max_qo_tokens - 1) / geometry.tile_kv + 1;
-  // The last tile of each request may be nearly empty, so each may need one more tile.
+  // The last tile of a request may be nearly empty, so each request may need one more tile.
   const int64_t all = of_queries + std::min<int64_t>(options.max_batch_size, of_queries);
   const int64_t enough = geometry.prepares_some
                              ? kTuning.enough_widened_bytes / bytes
@@ -80,8 +80,8 @@ int32_t choose_prepared_kv(const Batch& batch, const ScheduleShape& shape,
   const auto num_requests = static_cast<std::size_t>(batch.batch_size);
   const int64_t most_reads = int64_t{shape.prepare_reads} * kPrepareTuning.most_reads_numerator /
                              kPrepareTuning.most_reads_denominator;
-  int64_t num_tiles = 0;
-  int64_t num_reads = 0;  // how many tiles all row tiles read together
+  int64_t num_tiles = 0;  // tiles of keys
+  int64_t num_reads = 0;  // reads of these tiles, at most most_reads of each, added up
   for (int32_t r = 0; r < batch.batch_size; ++r) {
     tiles.first_tiles[r] = static_cast<int32_t>(num_tiles);
     const int32_t qo_len = batch.qo_indptr[r + 1] - batch.qo_indptr[r];

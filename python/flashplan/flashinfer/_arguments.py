@@ -77,7 +77,8 @@ def check_aligned(name: str, buffer: Tensor) -> None:
 
 
 def check_buffer(name: str, buffer: Tensor | None, length: int | None = None) -> Tensor:
-    """Returns a buffer that CUDA graphs read. Raises ValueError for another length."""
+    """Returns `buffer`, which CUDA graphs read. Raises ValueError if it is no tensor, or if it does
+    not have `length` elements."""
     if not isinstance(buffer, Tensor):
         raise ValueError(
             f"{name}: expected a torch.Tensor in cudagraph mode, got {type(buffer).__name__}"

@@ -127,12 +127,13 @@ template <typename Format>
 
 struct Threshold {
   uint32_t key;
-  uint64_t above;  // count or mass of the values with larger keys
+  uint64_t above;  // number or mass of the values with larger keys than `key`
 };
 
-/// The largest key for which the number (or by weight, the mass) of values at or above it reaches
-/// `wanted`. By weight, only values above cut.key with a weight of at least cut.min_weight count.
-/// All values that count together reach `wanted`.
+/// Finds the largest key such that the values with this key or a larger one are at least `wanted`
+/// in number or, if kByWeight, in mass. If kByWeight, a value counts only if its key is above
+/// cut.key and its weight is at least cut.min_weight. `wanted` must not exceed the number or the
+/// mass of all values that count.
 template <bool kByWeight, typename RowType>
 [[gnu::noinline]] Threshold find_threshold(const RowType& row, const sampling::Cut& cut,
                                            uint64_t wanted) {

@@ -66,7 +66,7 @@ class ResidualRow {
  private:
   struct Rejected {
     float sum;
-    const Storage* row;  // or null
+    const Storage* row;  // distribution of the draft; null: `id` has the probability 1
     int64_t id;
 
     float probability(int64_t i) const {

@@ -78,16 +78,16 @@ struct KernelBody {
 
 struct KernelGeometry {
   int32_t tile_q = 0;                     // packed query rows of the largest tile
-  int32_t tile_kv = 0;                    // keys of a step
-  int32_t paired_dims = 0;                // head dim for which decodes read two kv heads at a time
-  std::array<KernelBody, 3> bodies = {};  // in the order of their rows; unused ones are empty
-  int32_t queues_per_processor = 0;       // CTAs that an SM holds; on the CPU queues per core
+  int32_t tile_kv = 0;                    // keys that are computed in one step
+  int32_t paired_dims = 0;                // head dim with which decodes read two kv heads at once
+  std::array<KernelBody, 3> bodies = {};  // in rising order of `rows`; unused ones have 0 rows
+  int32_t queues_per_processor = 0;       // CTAs that an SM holds; on the CPU: queues for each core
   int32_t ctas_of_queue = 1;              // CTAs of the cluster that runs one queue
   int32_t threads = 0;                    // threads of a CTA
   int32_t smem_bytes = 0;                 // dynamic shared memory of a CTA
   bool uses_tensor_maps = false;          // reads AttentionParams::maps
   bool gathers = false;                   // copies keys and values row by row
-  bool prepares_some = false;             // keys may be prepared for some requests of a batch only
+  bool prepares_some = false;             // can prepare the keys of only some requests of a batch
   int32_t prepared_key_bytes = 0;         // bytes of a prepared tile of keys; 0: there is none
   int32_t prepared_value_bytes = 0;       // bytes of a prepared tile of values; 0: none
 
@@ -104,8 +104,8 @@ struct KernelCode {
   const void* many_rows_first = nullptr;  // the kernel with its bodies in the other order
   // The kernel for heads of KernelGeometry::paired_dims, if they have code of their own.
   const void* short_rows_first = nullptr;
-  // The kernel for keys whose last dims are in a tensor of their own, without shared_kv. Null:
-  // there is no kernel for such keys.
+  // The kernel for plans without shared_kv whose keys have their last dims in a second tensor.
+  // Null: there is no kernel for such keys.
   const void* key_tails = nullptr;
 
   friend bool operator==(const KernelCode&, const KernelCode&) = default;

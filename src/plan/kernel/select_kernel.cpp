@@ -218,7 +218,7 @@ Status select_kernel(const AttentionOptions& options, const DeviceLimits& device
   KernelChoice other;
   FLASHPLAN_RETURN_IF_ERROR(select_for(other_kind(kind), options, device, &other));
   // A kernel that is compiled at run time costs seconds when the plan is made. A second one of the
-  // same family is not worth this time, as it would differ only by having fewer bodies.
+  // same family is not worth this time: it would only lack the code for some sizes of tiles.
   const bool is_same = needs_compiler(options) ? other.kernel.family == choices->first.kernel.family
                                                : other == choices->first;
   if (!is_same) choices->second = other;

@@ -88,12 +88,12 @@ struct Cutter::Position {
   /// Whether this is the last queue, which takes all that is left.
   bool is_last() const { return cta == last_cta; }
 
-  /// Whether the shelf has room for `count` states of `rows` rows.
+  /// Whether the slots of `shelf` have room for `count` states of `rows` rows.
   bool fits_shelf(int32_t count, int32_t rows) const {
     return count <= shelf.num_slots && shelf.num_rows + rows <= tile_q;
   }
-  /// Takes room for `count` chunks of `rows` rows, on the shelf or on a new one. Returns their
-  /// first partial row.
+  /// Takes room for the states of `count` chunks of `rows` rows: in the slots of `shelf` or, if
+  /// they do not fit there, in new slots. Returns the first partial row of these states.
   int32_t take_chunks(int32_t count, int32_t rows) {
     if (!fits_shelf(count, rows)) {
       num_slots += count;
@@ -118,7 +118,7 @@ struct Cutter::Position {
   const int32_t heads_at_once;
   const int granule_shift;
   const bool cuts_always;
-  const int32_t spare_chunks;  // spare chunks of a head; see num_chunks() below
+  const int32_t spare_chunks;  // chunks that a head may have beyond its planned ones
   const int32_t last_cta;
   const SharingMerges sharing;
   const int32_t max_slots;
@@ -130,15 +130,15 @@ struct Cutter::Position {
   WorkTile* next_piece;
   int32_t first_merge;
   int32_t num_slots;
-  Shelf shelf;  // where the next chunks may have room
+  Shelf shelf;  // the last slots that were taken for chunks; the next chunks may still fit there
   int32_t num_cut;
   Uncut* next_uncut;
   int64_t cta;
   int64_t room;  // cost that still fits into the queue of `cta`
 };
 
-/// Puts the heads of one item into queues, cut where a queue is full. `kChunked`: for
-/// batch-invariant plans, which have a state for each granule, a chunk of keys.
+/// Puts the heads of one item into queues, and cuts where a queue is full. `kChunked`: for
+/// batch-invariant plans, which write a state for each chunk of keys and cut between chunks only.
 template <bool kChunked>
 class Cutter::ItemCuts {
  public:
@@ -181,7 +181,8 @@ class Cutter::ItemCuts {
            tile_.num_rows * at_.heads_at_once <= at_.tile_q && tile_.keys.end <= kMostKeys &&
            tile_.head_cost <= at_.capacity;
   }
-  /// Whether the tile is a sharer's, which has merges even if it is not cut.
+  /// Whether the tile belongs to a shared prefix or to a request that reads one. Such a tile has
+  /// merges even if it is not cut.
   bool shares() const { return merge_of_head_0_ >= 0; }
   bool has_slots(int32_t count) const { return at_.num_slots + count <= at_.max_slots; }
   /// Whether there is room for the states of the next heads, if they are cut.
@@ -202,9 +203,9 @@ class Cutter::ItemCuts {
     return ceil_shift(num_steps(), at_.granule_shift) + at_.spare_chunks;
   }
 
-  /// How many of the last `steps_left` steps of a head the piece in this queue gets: whole
-  /// granules, which leave at least one step for the next piece. 0: a cut in this queue is not
-  /// worth it.
+  /// How many of the last `steps_left` steps of a head this queue gets as a piece. At least one
+  /// step is left for the next queue, and batch-invariant plans cut between chunks only. 0: a cut
+  /// in this queue is not worth its cost.
   int32_t steps_to_cut(int32_t steps_left) const {
     const int64_t room_for_steps = at_.room - of_piece_ * cut_heads_;
     if (room_for_steps < of_step_) return 0;
@@ -235,8 +236,8 @@ class Cutter::ItemCuts {
     const int32_t merge = shares() ? merge_of_head_0_ + head_ : --at_.first_merge;
     const int32_t first_row = kChunked ? at_.take_chunks(num_chunks(), tile_.num_rows)
                                        : at_.sharing.num_partial_rows + at_.num_slots * at_.tile_q;
-    // The cost of the rest of the head, whose last piece writes a partial result. Sharers write one
-    // even if they are not cut, so their head_cost contains it already.
+    // The cost of what is left of the heads. Their last piece writes a partial result, whose cost
+    // is added here. If shares(), head_cost contains it, because uncut heads write one too.
     int64_t rest = (tile_.head_cost + (shares() ? 0 : of_partial_)) * cut_heads_;
     int32_t row = first_row;
     int32_t num_pieces = 1;
@@ -271,7 +272,7 @@ class Cutter::ItemCuts {
   void write_merge(int32_t number, int32_t first_row, int32_t num_states, int32_t num_pieces) {
     Merge& merge = at_.sharing.merges[number];
     if (shares()) {
-      // The pieces replace the whole head, which counted as one piece.
+      // The uncut head counted as one of the pieces that this merge waits for.
       *at_.next_uncut++ = {number, merge.first_partial_row, merge.num_pieces};
       merge.first_partial_row = first_row;
       merge.num_states = num_states;
@@ -292,15 +293,15 @@ class Cutter::ItemCuts {
 
   Position& at_;
   const RowTile tile_;
-  const int32_t merge_of_head_0_;  // merge of head 0 of a sharer; -1: the tile is no sharer's
+  const int32_t merge_of_head_0_;  // the merge of kv head 0 if shares(), else -1
   const int64_t of_step_;
   // Costs of one head:
-  const int64_t of_partial_;  // cost of a partial result
+  const int64_t of_partial_;  // cost of writing a partial result and, unless shares(), merging it
   const int64_t of_piece_;    // cost of a piece besides its steps
   const int32_t at_once_;     // how many heads are cut at the same keys
   const int32_t heads_end_;
   int32_t head_;
-  int32_t cut_heads_ = 1;  // at_once_, or fewer at the end
+  int32_t cut_heads_ = 1;  // heads to be cut together: at_once_, or fewer if fewer are left
 };
 
 void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {

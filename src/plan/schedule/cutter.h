@@ -68,8 +68,8 @@ class Cutter {
     int32_t num_slots = 0;
     int32_t num_rows = 0;  // rows of each slot that are taken
   };
-  /// The values that a merge of a sharer had, besides one state, before its head was cut. start()
-  /// restores them.
+  /// What a merge of a sharer (see PrefixTree) had before its head was cut; start() restores it.
+  /// The number of states is not kept, because an uncut head has one.
   struct Uncut {
     int32_t merge;
     int32_t first_partial_row;

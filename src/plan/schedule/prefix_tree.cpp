@@ -193,7 +193,7 @@ void PrefixTree::share_group(const Batch& batch, const PrefixGroup& group, int32
       // The request shares nothing: it has no rows, or it fills row tiles by itself.
     } else if (parent >= 0) {
       // The requests of the prefix `parent` fit into one row tile, so those of them that are in
-      // this group are one run. Groups nest: an earlier group that has one of them has all of them.
+      // this group are one run. All of them have the innermost prefix `parent`, as groups nest.
       const SharedPrefix& around = prefixes_[static_cast<std::size_t>(parent)];
       run_end = std::min(end_of(group), around.first_request + around.num_requests);
       if (around.keys.end < end) share(run_of(batch, r, run_end, parent), end);
@@ -239,7 +239,8 @@ void PrefixTree::share(const Run& run, int32_t end) {
   SharedPrefix* const around =
       run.parent >= 0 ? &prefixes_[static_cast<std::size_t>(run.parent)] : nullptr;
   if (around != nullptr && around->num_readers == run.num_readers) {
-    // The requests are those of the prefix around it, so that prefix only gets longer.
+    // All readers of the prefix around the run are in the run, so that prefix gets longer, and no
+    // new one is added.
     if (saved <= 0) return;
     around->keys.end = end;
     saved_cost_ += saved;

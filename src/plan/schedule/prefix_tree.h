@@ -42,7 +42,7 @@ class PrefixGroups {
   struct Open {
     int32_t end;          // its last request + 1
     int32_t most_tokens;  // the most tokens of this group and the groups around it
-    int32_t row;          // number of the group that has the most tokens
+    int32_t row;          // PrefixGroup::row of the group that has most_tokens
   };
 
   Status check_nesting(const Batch& batch, std::size_t size, int64_t* num_shared_keys) noexcept;

@@ -24,7 +24,7 @@ struct TileSet {
   std::span<const RowTileGroup> groups;
   std::span<const int32_t> longest_first;  // indices of the row tiles in no group
   int64_t cost;                            // predicted cost of all heads, uncut
-  int32_t num_sharers;                     // prefixes, and requests that read them
+  int32_t num_sharers;                     // number of prefixes and of requests that read them
   /// Whether queues wait until the longest one has ended. Then a cut that costs more work than it
   /// moves is made too, because it makes the longest queue shorter.
   bool queues_wait = false;
@@ -56,11 +56,11 @@ class QueueFiller {
 
   /// The predicted cost of each queue, including the `loads` that fill() got.
   std::span<const int64_t> loads() const { return loads_; }
-  /// The items that are whole, each with its CTA.
+  /// The items that were not cut, each with its CTA.
   std::span<const Item> whole() const {
     return {dealt_.data(), static_cast<std::size_t>(num_whole_)};
   }
-  /// The cutter, which holds the pieces of the other items.
+  /// The cutter, which holds the pieces of the items that were cut.
   const Cutter& cutter() const { return cutter_; }
 
  private:
@@ -94,8 +94,8 @@ class QueueFiller {
   std::vector<Item> left_;           // items that were not placed as a whole, and are cut
   std::vector<Item> sorted_;         // items that were not dealt, longest first
   std::vector<int32_t> heap_;        // CTAs, the least loaded on top
-  std::vector<int64_t> loads_;       // predicted cost per CTA
-  std::vector<int64_t> dealt_cost_;  // predicted cost per CTA after items were dealt
+  std::vector<int64_t> loads_;       // predicted cost of each queue
+  std::vector<int64_t> dealt_cost_;  // predicted cost of each queue after items were dealt
   CostClasses classes_;
   int32_t num_dealt_ = 0;
   int32_t num_whole_ = 0;  // items that were dealt or placed as a whole

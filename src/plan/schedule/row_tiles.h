@@ -22,11 +22,11 @@ namespace flashplan {
 struct RowTile {
   int64_t head_cost;  // predicted cost of one kv head
   int32_t segment;
-  int32_t row_tile;  // number in the segment
+  int32_t row_tile;  // number of this tile in its segment
   KeySpan keys;      // keys that its rows may see; begins at a step of keys; {0, 0}: none
   uint16_t num_rows;
   uint16_t cost_class;  // CostClasses::kLast: the tile is in a group
-  int32_t sharer;       // its number as a sharer in PrefixTree; -1: it is none
+  int32_t sharer;       // number of its request or prefix as a sharer (PrefixTree); -1: none
 
   bool in_group() const { return cost_class == CostClasses::kLast; }
 };
@@ -40,8 +40,8 @@ struct RowCosts {
   int64_t merge;
 };
 
-/// The row tiles of one segment, if there are several. They are dealt one after the other, so that
-/// CTAs that run at the same time read the same keys from the cache that they have in common.
+/// The row tiles of one segment, if there are several. They are dealt to queues one after the
+/// other, so that several CTAs read the same keys at the same time, from the cache that they share.
 struct RowTileGroup {
   int32_t first;
   int32_t count;

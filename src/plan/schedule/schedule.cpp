@@ -13,9 +13,9 @@ namespace {
 
 /// Writes the pieces of queue `cta` from tiles[next] on. Pieces of split heads, the first and the
 /// last piece of the queue, come first: their merges then overlap with the other work tiles. Leaves
-/// room for the queue's whole items, before or after the other pieces. next_whole[cta] is the
-/// number of these items, and is replaced by the index of the first one in `tiles`. Returns the
-/// index after the queue. It is inlined to save a call for each queue, since a queue has few
+/// room for the queue's items that are not cut, before or after the other pieces. next_whole[cta]
+/// is the number of these items, and is replaced by the index of the first one in `tiles`. Returns
+/// the index after the queue. It is inlined to save a call for each queue, since a queue has few
 /// pieces.
 [[gnu::always_inline]] inline int32_t write_pieces(const QueueFiller& filler, int32_t cta,
                                                    bool whole_first, int32_t* next_whole,
@@ -226,8 +226,8 @@ int64_t Scheduler::modelled_time() const {
   return shape_.cost.longest(longest + shape_.cost.of_sharing(rows / shape_.num_ctas));
 }
 
-/// Writes the whole items for which `selects` is true. next_whole[c] is the index of the next whole
-/// item of queue c.
+/// Writes those of `items`, none of which is cut, for which `selects` is true. next_whole[c] is the
+/// index in ScheduleMemory::tiles at which the next one of queue c is written.
 template <class Selects>
 void Scheduler::write_whole(std::span<const Item> items, int32_t* next_whole,
                             Selects selects) const {

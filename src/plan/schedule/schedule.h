@@ -40,7 +40,7 @@ struct ScheduleMemory {
   Segment* segments = nullptr;
   Merge* merges = nullptr;
   WorkTile* tiles = nullptr;
-  int32_t merges_taken = 0;  // merges at the end of `merges` that another kernel's schedule has
+  int32_t merges_taken = 0;  // merges at the end of `merges` that are the other kernel's
   // The scheduler's caller writes these:
   int32_t* mask_begins = nullptr;  // [requests]
   PreparedTiles prepared = {};
@@ -83,7 +83,7 @@ struct Schedule {
   int64_t total_cost = 0;        // predicted cost of all row tiles, uncut
   int64_t saved_cost = 0;        // how much sharing prefixes lowers total_cost
   int32_t first_merge = 0;       // the number of merges[0]
-  int32_t num_cut = 0;           // heads of row tiles that are cut
+  int32_t num_cut = 0;           // number of heads of row tiles that are cut
   int32_t num_partial_rows = 0;  // partial rows in use
 
   int32_t num_ctas() const noexcept { return static_cast<int32_t>(cta_cost.size()); }
@@ -139,10 +139,11 @@ class Scheduler {
   RowTiles row_tiles_;
   QueueFiller prefix_filler_;  // divides the prefixes, if they come first
   QueueFiller filler_;
-  // For each queue, the index at which its next whole item is written.
+  // For each queue, the index in ScheduleMemory::tiles at which write_whole() writes the next item
+  // that is not cut: an item of prefix_filler_, and an item of filler_.
   std::vector<int32_t> next_whole_prefix_;
   std::vector<int32_t> next_whole_;
-  std::vector<int64_t> prefix_loads_;  // equal loads, which loads_of_prefixes() may return
+  std::vector<int64_t> prefix_loads_;  // equal for all queues; loads_of_prefixes() may return them
 };
 
 }  // namespace flashplan

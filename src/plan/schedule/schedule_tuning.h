@@ -18,15 +18,15 @@ struct ScheduleTuning {
   // queue later (QueueFiller::Dealer::begin_group()).
   int32_t few_row_tiles = 8;
 
-  // The longest queue may exceed its share by the first part if several heads of a decode are then
-  // read together, and by the second one if row tiles are then dealt in groups, which share keys in
-  // L2.
+  // By how much the longest queue may exceed its share: by paired_heads_part if several heads of a
+  // decode are then read together; by groups_part if row tiles are then dealt in groups, which
+  // share keys in L2.
   int64_t paired_heads_part = 16;
   int64_t groups_part = 8;
 
-  // For plans that cut nothing: the part of a queue's share that the first try leaves undealt, and
-  // the part of the share by which a later try must shorten the longest queue to be used. Later
-  // tries leave larger parts undealt.
+  // For plans that cut nothing: the first try leaves least_undealt_part of a queue's share undealt,
+  // and later tries leave larger parts undealt. A later try is used if it shortens the longest
+  // queue by more than uncut_slack_part of the share.
   int64_t least_undealt_part = 16;
   int64_t uncut_slack_part = 32;
 
@@ -44,17 +44,16 @@ struct ScheduleTuning {
   // cost: most cuts cost less, and a queue has at most two cuts.
   int64_t least_cut_part = 4;
   int64_t cuts_of_queue = 2;
-  int64_t slack_part = 64;  // a slack below this part of a queue is not worth another try
+  int64_t slack_part = 64;  // a slack below this part of a share is not worth another try
 
   // How many smaller capacities are tried after the work has fitted.
   int reductions = 2;
   int reductions_with_prompts = 4;
-  int64_t reduction_part = 24;  // a gain below this part of a queue is not worth a try
+  int64_t reduction_part = 24;  // a gain below this part of a share is not worth a try
   int64_t reduction_part_with_prompts = 64;
 
-  // Prefixes that come first in the queues are cut into equal short pieces: the most steps of a
-  // piece, and how many times as long as such a piece queues must be, on average, for this to be
-  // done.
+  // Prefixes that come first in the queues are cut into equal pieces of at most prefix_steps steps,
+  // if queues are on average at least queue_to_prefixes times as long as such a piece.
   int64_t prefix_steps = 4;
   int64_t queue_to_prefixes = 2;
 };

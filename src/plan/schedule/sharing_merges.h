@@ -62,9 +62,9 @@ class SharingMergesWriter {
   using WordsInMemory = int32_t __attribute__((vector_size(16), aligned(4), may_alias));
   static_assert(sizeof(Merge) == 3 * sizeof(Words));
 
-  /// Writes a merge for each kv head. `rows`, `states` (kv_head, first_partial_row, ...) and
-  /// `links` (parent, first_reader, ...) make up the merge of the first head; `next_links` is
-  /// added to `links` from one head to the next.
+  /// Writes a merge for each kv head. The merge of the first head consists of `rows`, of `states`
+  /// (the four fields from kv_head on) and of `links` (the four fields from `parent` on).
+  /// `next_links` is added to `links` from one head to the next.
   void write(int32_t num_rows, Words rows, Words states, Words links, Words next_links) {
     const Words next_states = {1, num_rows, 0, 0};
     auto* words = reinterpret_cast<WordsInMemory*>(next_);
