@@ -26,12 +26,12 @@ struct Version {
 };
 
 struct DeviceId {
-  int32_t type;  // DeviceCode
+  int32_t type;  // a DeviceCode
   int32_t index;
 };
 
 struct DataType {
-  uint8_t code;  // TypeCode
+  uint8_t code;  // a TypeCode
   uint8_t bits;
   uint16_t lanes;
 };

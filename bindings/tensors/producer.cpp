@@ -36,7 +36,7 @@ void remember_type(std::size_t index, PyTypeObject* type, const Producer& produc
   const nb::object number = nb::int_(index);
   const nb::object callback = nb::steal(PyCFunction_New(&method, number.ptr()));
   PyObject* reference = PyWeakref_NewRef(reinterpret_cast<PyObject*>(type),
-                                         callback.ptr());  // forget_type() releases it
+                                         callback.ptr());  // forget_type() releases the reference
   if (reference == nullptr) throw nb::python_error();
   known_types[index].producer = producer;
   known_types[index].type.store(type, std::memory_order_release);

@@ -30,7 +30,8 @@ from flashplan import _core
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """`heads`: the dimension that may be divided among devices; None: the array has none."""
+    """An array that a call takes. `heads`: the index of the dimension of heads, which may be
+    divided among devices; None: the array has no such dimension."""
 
     name: str
     heads: int | None = None

@@ -10,8 +10,8 @@ namespace flashplan {
 
 /// Scales of the kv heads, in memory of the device that runs the kernel.
 struct HeadScales {
-  const float* data = nullptr;  // null: all are 1
-  int32_t stride = 0;           // 0: all heads have the first scale
+  const float* data = nullptr;  // null: all scales are 1
+  int32_t stride = 0;           // elements from head to head; 0: one scale for all heads
 
   FLASHPLAN_HOST_DEVICE float of(int32_t kv_head) const {
     return data == nullptr ? 1.0F : data[kv_head * stride];

@@ -24,7 +24,7 @@ struct KvView {
 /// heads have the same last dims.
 struct KeyTail {
   KvView view = {};
-  int32_t num_dims = 0;  // 0: the rows of K are whole
+  int32_t num_dims = 0;  // 0: the rows of K have all dims of the keys
 };
 
 /// Lists of the keys that each query sees, which take the place of page tables. An entry is

@@ -12,7 +12,7 @@ namespace flashplan {
 /// mask_begin (flashplan/plan.h) on.
 struct MaskBits {
   bool is_given = false;
-  int32_t num_words = 0;            // words of a row
+  int32_t num_words = 0;            // number of words in a row
   const uint32_t* words = nullptr;  // each holds the bits of 32 keys
   int64_t row_stride = 0;           // in words
 

@@ -27,10 +27,10 @@ constexpr int32_t kAtFirstQuery = -0x7fffffff - 1;
 
 /// The schedule of a batch, in memory of the device that runs it; see plan/schedule/schedule.h.
 struct ScheduleParams {
-  const QueueStart* starts = nullptr;  // [num_ctas] (GPU)
+  const QueueStart* starts = nullptr;  // [num_ctas]; only on a GPU
   int32_t tile_q = 0;
   Divisor group_size = {};  // query heads of a kv head
-  int32_t chunk_kv = 0;     // keys of a chunk, which gets its own state; 0: a state per work tile
+  int32_t chunk_kv = 0;     // keys of a chunk; each chunk has a state; 0: each work tile has one
   const Segment* segments = nullptr;
   const WorkTile* tiles = nullptr;
   const Merge* merges = nullptr;
@@ -113,7 +113,7 @@ struct VariantArguments {
 /// The last dims of queries and keys, if they lie in tensors of their own.
 struct TailParams {
   TokenView<const void> q = {};
-  int32_t q_dims = 0;  // 0: the rows of q are whole
+  int32_t q_dims = 0;  // dims of a head in this q; 0: TensorParams::q has all dims
   KeyTail k = {};
 };
 

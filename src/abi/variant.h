@@ -24,7 +24,7 @@ struct LogitPosition {
 struct ElementPosition {
   int32_t request;
   int32_t token;
-  int32_t head;  // of q and o a query head, else a kv head
+  int32_t head;  // for elements of q and o the query head, for those of k and v the kv head
   int32_t dim;
 
   /// The position of the element `distance` dims behind this one.

@@ -83,7 +83,7 @@ struct alignas(16) QueueStart {
   int32_t begin;  // index of its first work tile
   int32_t end;
   int32_t first_prepared[2];  // PreparedKv::first_tiles of the two segments
-  WorkTile tiles[2];          // the first two, or fewer if the queue is shorter
+  WorkTile tiles[2];          // the first two work tiles, or fewer if the queue has fewer
   Segment segments[2];
 };
 

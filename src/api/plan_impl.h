@@ -32,7 +32,7 @@ struct PlanKernel {
 
 /// Why the last plan() took the kernel that it took, where there are two.
 enum class KernelReason {
-  kRows,      // it is the kernel for the batch's kind
+  kRows,      // it is the kernel for the number of rows that the batch's requests have
   kPrefixes,  // shared prefixes make the kernel for many rows the faster one
   kCaptured,  // a captured graph has no other kernel
 };
@@ -62,7 +62,7 @@ struct Plan::Impl {
   int64_t num_mask_bits = 0;        // bits that a row of the mask must have
   bool has_key_ranges = false;      // whether the batch has ranges of keys
   int32_t num_prepared_tiles = 0;   // prepared tiles of keys
-  KeyListBatch lists;               // the batch of single tokens, used with topk
+  KeyListBatch lists;               // with topk: the batch in which each token is a request
   /// A run on the CPU copies its kv_lens, or topk_lens, and page_indptr to these. Plan::create()
   /// reserves memory for any batch.
   std::vector<int32_t> real_lens;

@@ -76,7 +76,7 @@ Status no_compiler() {
 }
 
 /// The compiler's options for a shared library whose code is as fast as the built-in kernels. They
-/// repeat those options of cmake/cpu_instances.cmake that this takes. The options in
+/// repeat options of cmake/cpu_instances.cmake, which compiles these kernels. The options in
 /// FLASHPLAN_CXXFLAGS come last, so they override the others.
 std::vector<std::string> compiler_options() {
   std::vector<std::string> options = {"-std=c++20",

@@ -41,9 +41,9 @@ struct Format<DType::kBFloat16> {
   }
 };
 
-/// IEEE-like formats with `kExponentBits` and `kMantissaBits`. kFinite: the number whose bits but
-/// the sign are all 1 is NaN, and there is no infinity (e4m3fn). kSaturate: store() turns numbers
-/// that are too large into the largest finite one; without it, into infinity.
+/// IEEE-like formats with `kExponentBits` and `kMantissaBits`. kFinite: there is no infinity, and
+/// NaN has all bits 1 except the sign (e4m3fn). kSaturate: store() turns numbers that are too large
+/// into the largest finite one; without it, into infinity.
 template <int kExponentBits, int kMantissaBits, bool kFinite, bool kSaturate, typename StorageType>
 struct SmallFloat {
   using Storage = StorageType;

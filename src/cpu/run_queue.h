@@ -34,7 +34,7 @@ void load_queries(const RowBlock& rows, const Variant& variant, float* to) {
   const AttentionParams& p = rows.params;
   const int32_t width = padded(p.tensors.head_dim_qk);
   const RopeTurns* rope = p.host.rope;
-  Rotations rotations;  // of the last position; rows of one token have one position
+  Rotations rotations;  // of the position of the row that was rotated last
   dispatch_format(p.tensors.q_dtype, [&](auto format) {
     using QFormat = decltype(format);
     for (int32_t r = 0; r < rows.num_rows(); ++r) {

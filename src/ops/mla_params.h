@@ -18,7 +18,7 @@ struct MlaPart {
   int64_t row_stride = 0;
   char* cache = nullptr;
   int64_t page_stride = 0;
-  int64_t slot_stride = 0;  // from one token of a page to the next
+  int64_t slot_stride = 0;  // bytes from one token of a page to the next
   int32_t num_dims = 0;     // 0: there is no such part
   DType dtype = DType::kFloat32;
   DType cache_dtype = DType::kFloat32;
@@ -32,7 +32,7 @@ struct MlaPart {
 
 struct MlaAppendParams {
   MlaPart parts[2];
-  TokenPlaces places;                 // only `slots` is set
+  TokenPlaces places;                 // given by `slots`, not by lengths or positions
   RopeParams rope;                    // sides[0] is q_pe, in place; head_dim is 0: no rotation
   const void* norm_weight = nullptr;  // null: latent dims are not normalised
   DType weight_dtype = DType::kFloat32;
@@ -50,7 +50,7 @@ struct MlaGatherParams {
   int32_t batch_size = 0;
   float scale = 1.0F;
   bool has_scales = false;
-  int32_t num_rows = 0;  // rows of `out`
+  int32_t num_rows = 0;  // number of rows of `out`
 
   /// The request of a row of `out`, which must be below indptr[batch_size].
   FLASHPLAN_HOST_DEVICE int32_t request_of(int32_t row) const {

@@ -19,7 +19,7 @@ inline int64_t stride_bytes(const TensorView& view, int dimension) {
 
 struct Rows {
   char* data = nullptr;    // null for a tensor that was not given
-  int64_t stride[3] = {};  // bytes, of the dimensions before the last; 0 for missing ones
+  int64_t stride[3] = {};  // strides in bytes of the dimensions before the last; 0 for missing ones
   Divisor size[2];         // sizes of the dimensions that stride[1] and stride[2] belong to
 };
 

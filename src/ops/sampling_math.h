@@ -184,7 +184,7 @@ FLASHPLAN_HOST_DEVICE uint64_t part_of(float p, uint64_t total) {
   const uint32_t bits = bits_of(p);
   const uint32_t exponent_bits = bits >> 23;
   const uint64_t mantissa = (bits & 0x7fffffU) | (exponent_bits != 0 ? 0x800000U : 0U);
-  const uint32_t shift = exponent_bits != 0 ? 150U - exponent_bits : 149U;  // 23 to 149
+  const uint32_t shift = exponent_bits != 0 ? 150U - exponent_bits : 149U;  // from 23 to 149
   const uint64_t high = high_product(mantissa, total);
   const uint64_t low = mantissa * total;
   uint64_t whole = 0;
@@ -273,7 +273,7 @@ constexpr uint32_t kUseTry = 1U << 30;  // kUseTry + i is for try i of a draw, f
 // so that a row is read once: its largest value is needed only when the blocks are weighed. Then
 // one random number draws a block, and another one an element of it.
 
-constexpr int32_t kBlock = 768;  // ids; the last block may have fewer
+constexpr int32_t kBlock = 768;  // elements of a block; the last block of a row may have fewer
 
 FLASHPLAN_HOST_DEVICE bool has_filters(int32_t top_k, float top_p, float min_p, int32_t vocab) {
   return top_k < vocab || top_p < 1.0F || min_p > 0.0F;

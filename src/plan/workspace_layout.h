@@ -16,7 +16,7 @@ namespace flashplan {
 /// compiled for.
 struct WorkspaceLayout {
   std::size_t arrivals = 0;     // [merges] Arrivals, on the CPU only
-  std::size_t scratch = 0;      // [num_ctas, scratch_bytes]: of each CPU worker or GPU queue
+  std::size_t scratch = 0;      // [num_ctas, scratch_bytes]: a row for each CPU worker or GPU queue
   std::size_t partial_o = 0;    // [max_partial_slots, tile_q, head_dim_vo] float32
   std::size_t partial_lse = 0;  // [max_partial_slots, tile_q] float32
   // Memory for prepared keys and values:

@@ -110,7 +110,7 @@ class Machine(NamedTuple):
     """The device to measure, its best rates of reading and of products, and how to time a row."""
 
     name: str
-    unit: str  # prefix of B/s and FLOP/s
+    unit: str  # "G" or "T": the prefix of B/s and FLOP/s in the printed rates
     read: float
     matmul: float
     microseconds: Callable[[Row], float]

@@ -108,7 +108,7 @@ class Wrapper:
         self._use_cuda_graph = use_cuda_graph
         self._backend = "fa2" if backend == "auto" else backend
         self._attentions = Attentions(float_workspace_buffer, self.device, use_cuda_graph)
-        self._forward_key: Any = None  # _key() of the last forward()
+        self._forward_key: Any = None  # the options of the last forward(), as _key() gives them
         self._shape: Shape | None = None
         self._num_rows = 0
         self._fixed_batch_size = 0  # used with CUDA graphs alone

@@ -124,8 +124,8 @@ class MultiLevelCascadeAttentionWrapper:
         """Plans all levels.
 
         Args:
-            qo_indptr_arr: for each level [groups + 1]: where groups of rows of q begin that have
-                the same pages.
+            qo_indptr_arr: for each level [groups + 1]: the rows of q at which groups begin. All
+                rows of a group attend to the same pages.
             paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len: for each level, the
                 pages of the groups.
             causal: for the last level; in all others, rows see all keys of their group.

@@ -78,7 +78,8 @@ def fast_decode_plan(
     graphs: these are not written.
 
     Args:
-        global_override_indptr_cpu: [>= batch_size + 1]: indptr on the host, which saves its copy.
+        global_override_indptr_cpu: [>= batch_size + 1]: indptr on the host, if the caller has it
+            there; otherwise it is copied from the GPU.
 
     Raises:
         ValueError: q_len_per_req > 1 without an earlier plan().

@@ -4,7 +4,7 @@
 
 /// Where a token goes in the cache.
 struct Place {
-  int64_t page = -1;  // < 0: nowhere
+  int64_t page = -1;  // < 0: the token is not written
   int32_t row_in_page = 0;
   // The token's position among the keys of its request; < 0: it has none, or none is known.
   int32_t position = -1;

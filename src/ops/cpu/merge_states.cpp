@@ -44,7 +44,7 @@ void merge_row(const AttentionState* states, int32_t num_states, const Attention
     float sum[kBlock] = {};
     for (int32_t i = 0; i < num_states; ++i) {
       const float lse = lse_at(states[i], token, head);
-      if (lse == kMinusInfinity) continue;  // its o may be anything
+      if (lse == kMinusInfinity) continue;  // a state without keys, whose o may be anything
       const float weight = std::exp((lse - largest) * ln_base) / total;
       const auto* from = row_at<Format>(states[i], token, head) + begin;
       for (int64_t d = 0; d < count; ++d) sum[d] += weight * Format::load(from[d]);

@@ -26,7 +26,7 @@ void softmax_row(const SoftmaxParams& p, int32_t row) {
   for_each_block<From>(from, p.vocab, -kInfinity, [&](int32_t, int32_t count, float* block) {
     for (int32_t i = 0; i < count; i += kLanes) largest_lanes = max(load(block + i), largest_lanes);
   });
-  const float largest = max_lane(largest_lanes);  // ignores NaN; the sum keeps it
+  const float largest = max_lane(largest_lanes);  // ignores NaN, which makes the sum below NaN
   const float factor = 1.0F / p.temperature.of(row);
   // A block is read before it is written, because `out` may be `logits`.
   // A float32 `out` keeps the exponentials until their sum is known.

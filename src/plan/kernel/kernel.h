@@ -101,7 +101,7 @@ struct KernelCode {
   void (*run_queue)(const AttentionParams& params, int32_t cta,
                     std::byte* scratch) noexcept = nullptr;
   const void* few_rows_first = nullptr;   // the kernel with the body for few rows first in its code
-  const void* many_rows_first = nullptr;  // the kernel with its bodies in the other order
+  const void* many_rows_first = nullptr;  // the kernel with the body for many rows first
   // The kernel for heads of KernelGeometry::paired_dims, if they have code of their own.
   const void* short_rows_first = nullptr;
   // The kernel for plans without shared_kv whose keys have their last dims in a second tensor.

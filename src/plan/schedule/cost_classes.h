@@ -40,7 +40,7 @@ class CostClasses {
  private:
   static constexpr uint32_t kPerOctave = 8;
 
-  std::array<int32_t, kLast + 1> sizes_ = {};  // of classes; after start(): their next places
+  std::array<int32_t, kLast + 1> sizes_ = {};  // sizes of classes; after start(): their next places
 };
 
 }  // namespace flashplan

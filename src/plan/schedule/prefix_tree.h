@@ -64,8 +64,8 @@ struct SharedPrefix {
   int32_t num_rows;      // packed query rows for one kv head
   int32_t num_readers;   // requests of the prefix that have rows
   int32_t first_reader;  // the first of these readers, by its number as a sharer (see PrefixTree)
-  int32_t parent;        // the prefix around it, or -1
-  int32_t depth;         // the number of prefixes around it
+  int32_t parent;        // index of the innermost prefix around this one, or -1
+  int32_t depth;         // the number of prefixes around this one
   KeySpan keys;          // begins and ends at steps of keys
 };
 

@@ -22,8 +22,8 @@ namespace flashplan {
 struct ScheduleBounds {
   int32_t requests;
   int32_t segments;   // requests and shared prefixes
-  int32_t row_tiles;  // (segment, row tile) pairs
-  int32_t items;      // items before cuts
+  int32_t row_tiles;  // row tiles of all segments
+  int32_t items;      // items of row tiles before any item is cut
   int32_t work_tiles;
   int32_t merges;
   int32_t mask_begins = 0;     // set by callers whose plans have masks
@@ -40,7 +40,7 @@ struct ScheduleMemory {
   Segment* segments = nullptr;
   Merge* merges = nullptr;
   WorkTile* tiles = nullptr;
-  int32_t merges_taken = 0;  // merges at the end of `merges` that are the other kernel's
+  int32_t merges_taken = 0;  // merges at the end of `merges` that the plan's other kernel uses
   // The scheduler's caller writes these:
   int32_t* mask_begins = nullptr;  // [requests]
   PreparedTiles prepared = {};
@@ -137,7 +137,7 @@ class Scheduler {
   bool gains_by_prefixes_ = false;
   SharingMerges sharing_;
   RowTiles row_tiles_;
-  QueueFiller prefix_filler_;  // divides the prefixes, if they come first
+  QueueFiller prefix_filler_;  // divides the prefixes, if they come first in the queues
   QueueFiller filler_;
   // For each queue, the index in ScheduleMemory::tiles at which write_whole() writes the next item
   // that is not cut: an item of prefix_filler_, and an item of filler_.

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class LegalizationError(Exception):
-    """A step does not take what the step before it returns, or the first step not the input."""
+    """A step can not take what the step before it returns, or the first step can not take the
+    input of the pipeline."""
 
 
 def legalize_processors(

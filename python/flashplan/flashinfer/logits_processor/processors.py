@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 class LogitsProcessor(abc.ABC):
-    """A step of a pipeline. params are the parameters of its operators that calls do not give."""
+    """A step of a pipeline. `params` has parameters of its operators, used by calls of the pipeline
+    that do not give them."""
 
     def __init__(self, **params: Any) -> None:
         self.params = params

@@ -26,7 +26,7 @@ def variable_length_merge_states(v: Tensor, s: Tensor, indptr: Tensor) -> tuple[
     of_states = segment[:, None].expand_as(s)
     lowest = s.new_full((num_segments, s.shape[1]), -torch.inf)
     most = lowest.scatter_reduce(0, of_states, s, "amax")
-    weights = torch.exp2(s - most[segment]).nan_to_num(0.0)  # -inf - -inf is NaN: no key
+    weights = torch.exp2(s - most[segment]).nan_to_num(0.0)  # without keys: -inf - -inf is NaN
     total = torch.zeros_like(most).index_add(0, segment, weights)
     sums = v.new_zeros(num_segments, *v.shape[1:], dtype=torch.float32)
     sums.index_add_(0, segment, weights[..., None] * v.float())
