@@ -88,7 +88,7 @@ def dense_forward(
     o, lse = flash_attn.flash_attn_func(
         q, k, v, softmax_scale=scale, causal=is_causal, return_softmax_lse=True
     )
-    out = torch.empty_like(query)  # compiled programs expect o to have its strides
+    out = torch.empty_like(query)  # compiled programs expect o to have the strides of query
     if out.stride() == o.transpose(1, 2).stride():
         out = o.transpose(1, 2)
     else:

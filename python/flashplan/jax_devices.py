@@ -16,7 +16,7 @@ from flashplan.types import Lengths, PrefixRows
 
 
 class AttentionOnDevices:
-    """The objects of several devices. `flashplan.jax.on_devices` makes it for `flashplan.jax.run`.
+    """An Attention for each of several devices, which `flashplan.jax.on_devices` makes.
 
     One thread at a time may plan.
 

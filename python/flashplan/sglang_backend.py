@@ -64,7 +64,7 @@ class FlashplanAttnBackend(_base.AttentionBackend):  # type: ignore[misc]
         self._has_scales = runner.kv_cache_dtype in _FLOAT8
         self._max_requests: int = runner.req_to_token_pool.size
         self._attentions: dict[tuple[Any, ...], Attention] = {}
-        self._workspace: Tensor | None = None  # shared: objects run one after the other
+        self._workspace: Tensor | None = None  # of all objects, which run one after the other
         self._table: Tensor | None = None  # the page table that graphs refer to
         self._bounds = (1, 1)
         self._step: tuple[list[int], list[int]] = ([0], [])

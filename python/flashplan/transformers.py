@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 try:
     import torch
 
-    # Imported without types: reading them would take type checkers longer than all else here.
+    # Imported without types: type checkers would take longer to read them than all else here.
     transformers: Any = importlib.import_module("transformers")
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(

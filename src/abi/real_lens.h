@@ -58,7 +58,7 @@ FLASHPLAN_HOST_DEVICE int32_t request_of(const WorkTile& tile, const Segment& se
   return pages.ids != nullptr ? segment.kv_row : tile.segment;
 }
 
-/// The first key of a request that has bits in the caller's mask; INT32_MAX without a mask.
+/// The first key of `request` for which the caller's mask has a bit; INT32_MAX without a mask.
 /// `position`: where the request's first query stands among its real keys.
 FLASHPLAN_HOST_DEVICE int32_t first_masked_key(const AttentionParams& p, int32_t request,
                                                int32_t position) {
@@ -68,8 +68,8 @@ FLASHPLAN_HOST_DEVICE int32_t first_masked_key(const AttentionParams& p, int32_t
 }
 
 /// The number of states that a batch-invariant work tile of `merge` writes, one for each chunk.
-/// With a window the last work tile of a merge may get one step more than planned
-/// (fit_to_length()), so it always writes one state more than planned.
+/// With a window, fit_to_length() may give the last work tile of a merge one step more than
+/// planned, which may begin one more chunk. So that tile always writes one state more than planned.
 FLASHPLAN_HOST_DEVICE int32_t num_chunk_states(const WorkTile& tile, const Merge& merge,
                                                const AttentionParams& p) {
   const int32_t chunk_kv = p.schedule.chunk_kv;

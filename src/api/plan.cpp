@@ -118,7 +118,7 @@ Status compile_variants(const AttentionOptions& options, const RopeTurns& rope,
   return first.ok() ? last : first;
 }
 
-/// Whether the options' variant and rotation could be compiled here.
+/// Checks that this machine has a compiler, if the options' variant or rotation needs one.
 Status check_compiler(const AttentionOptions& options) noexcept {
   if (!needs_compiler(options)) return {};
   if (options.device.type == DeviceType::kCpu) return cpu::find_compiler();

@@ -34,7 +34,7 @@ struct PlanKernel {
 enum class KernelReason {
   kRows,      // it is the kernel for the number of rows that the batch's requests have
   kPrefixes,  // shared prefixes make the kernel for many rows the faster one
-  kCaptured,  // a captured graph has no other kernel
+  kCaptured,  // a captured graph has only this kernel
 };
 
 struct Plan::Impl {

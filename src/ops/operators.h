@@ -66,7 +66,7 @@ Status gated_activation(const ActivationParams& params, Device device, Stream st
 /// Rows whose index is outside of x become 0.
 Status gather_rows(const GatherParams& params, Device device, Stream stream) noexcept;
 Status apply_rope(const RopeParams& params, Device device, Stream stream) noexcept;
-/// Up to three launches.
+/// Makes up to three launches.
 Status quantize_fp8(const QuantizeParams& params, Device device, Stream stream) noexcept;
 Status sample(const SampleParams& params, Device device, Stream stream) noexcept;
 Status filter_rows(const FilterParams& params, Device device, Stream stream) noexcept;

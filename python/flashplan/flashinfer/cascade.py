@@ -291,7 +291,8 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         rope_scale: float | None = None,
         rope_theta: float | None = None,
     ) -> Tensor:
-        """Returns o [tokens, num_qo_heads, head_dim]. causal is for each request's own keys."""
+        """Returns o [tokens, num_qo_heads, head_dim]. `causal` is about the keys that each request
+        has for itself: all queries see the shared keys."""
         if not self._planned:
             raise RuntimeError("forward: expected a begin_forward() before, got none")
         if self._q_dtype != q.dtype:

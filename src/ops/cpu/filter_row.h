@@ -46,7 +46,7 @@ SampleError error_of_parameters(const SampleParams& p, int32_t index) {
   return SampleError::kNone;
 }
 
-/// A row of the logits. Its scale is not set.
+/// Row number `row` of the logits. Its scale is not set; callers that weigh elements set it.
 template <typename Format>
 Row<Format> row_of(const SampleParams& p, int32_t row) {
   return {p.logits + row * p.row_stride, p.bias == nullptr ? nullptr : p.bias + row * p.bias_stride,

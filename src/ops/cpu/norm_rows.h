@@ -101,7 +101,7 @@ struct NormRows {
   FloatRow<WeightFormat> bias;
 };
 
-/// What all results of a call are divided by.
+/// The number by which all results of a call are divided.
 inline float scale_of(const NormParams& p) {
   return p.scales == nullptr ? p.scale : p.scale * *p.scales;
 }

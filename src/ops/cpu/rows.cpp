@@ -34,7 +34,7 @@ const OperatorKernels& kernels() noexcept {
 constexpr int64_t kLeastElementsToShare = 32 * 1024;
 
 /// Calls a kernel for all rows, in ranges of rows that threads take as they become free.
-/// `elements_of_row`: how many elements of 1 ns take as long as a row.
+/// `elements_of_row`: the time that a row takes, as a number of elements that take 1 ns each.
 template <class Params>
 void for_all_rows(void (*kernel)(const Params&, int32_t, int32_t) noexcept, const Params& params,
                   int64_t elements_of_row) noexcept {

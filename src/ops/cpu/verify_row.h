@@ -22,7 +22,7 @@ class ResidualRow {
     rejected_[num_rejected_++] = {sum, reinterpret_cast<const Storage*>(draft), id};
   }
 
-  /// Element i of another row.
+  /// Element i of a row of probabilities.
   static float load_at(const char* row, int64_t i) {
     return Format::load(reinterpret_cast<const Storage*>(row)[i]);
   }

@@ -295,7 +295,7 @@ class Cutter::ItemCuts {
   const RowTile tile_;
   const int32_t merge_of_head_0_;  // the merge of kv head 0 if shares(), else -1
   const int64_t of_step_;
-  // Costs of one head:
+  // The next two are costs for one head:
   const int64_t of_partial_;  // cost of writing a partial result and, unless shares(), merging it
   const int64_t of_piece_;    // cost of a piece besides its steps
   const int32_t at_once_;     // how many heads are cut at the same keys

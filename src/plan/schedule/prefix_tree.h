@@ -56,8 +56,8 @@ class PrefixGroups {
   int64_t num_shared_keys_ = 0;
 };
 
-/// A prefix that is computed once, as one row tile: the rows of neighbouring requests, against the
-/// keys that all of them begin with, without the keys of the prefix around it.
+/// A prefix that is computed once, as one row tile. The tile has the rows of neighbouring requests,
+/// and the keys that all of them begin with, except the keys of the prefix around this one.
 struct SharedPrefix {
   int32_t first_request;
   int32_t num_requests;

@@ -61,7 +61,7 @@ class RowTiles {
   }
 
   /// Collects the row tiles of `batch` and of the prefixes that its requests share. Writes the
-  /// segments of requests and prefixes, and the merges of sharers.
+  /// segments of requests and prefixes, and the merges of prefixes and of requests that read them.
   void collect(const Batch& batch, const PrefixTree& prefixes, Segment* segments,
                const SharingMerges& sharing);
 

@@ -10,12 +10,12 @@ namespace flashplan {
 /// A field that ends in _part has the value n for 1 / n of a queue's share, or of the longest
 /// queue.
 struct ScheduleTuning {
-  // The most items of a plan, which bounds its memory. Items have more heads if need be.
+  // The most items of a plan, which bounds its memory. If a batch had more, items get more heads.
   int64_t most_items = 1 << 14;
   // The least number of items that a queue's share has room for, which bounds the size of an item.
   int64_t items_per_queue = 4;
-  // A group of at most so many row tiles is small: every second round of dealing it begins one
-  // queue later (QueueFiller::Dealer::begin_group()).
+  // A group of at most this many row tiles begins every second round of dealing one queue later.
+  // Otherwise the same queues could get tiles of the same lengths in every round.
   int32_t few_row_tiles = 8;
 
   // By how much the longest queue may exceed its share: by paired_heads_part if several heads of a
@@ -36,8 +36,8 @@ struct ScheduleTuning {
   // cuts and may add others.
   int64_t lacking_numerator = 5;
   int64_t lacking_denominator = 4;
-  // The least by which a try enlarges the slack, as a part of the slack so far. With `queues_wait`
-  // it is smaller, because the first capacity is nearly right.
+  // The least part of the slack by which a try enlarges it. With TileSet::queues_wait this part is
+  // smaller, because the first capacity is nearly right.
   int64_t least_growth_part = 2;
   int64_t least_growth_part_of_waiting = 16;
   // The first slack is between 1 / least_cut_part and cuts_of_queue times the most that a cut may

@@ -41,7 +41,7 @@ class _FilterOp(ParameterizedOp):
 
 
 class TemperatureOp(_FilterOp):
-    """Divides logits by temperature, which is a number or [batch]."""
+    """Divides logits by temperature, which is a number or a tensor [batch]."""
 
     IN, OUT = LOGITS, LOGITS
 

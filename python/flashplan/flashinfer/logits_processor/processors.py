@@ -56,7 +56,7 @@ class _Step(LogitsProcessor):
 
 
 class Temperature(_Step):
-    """Divides logits by `temperature`, a float > 0 or [batch]."""
+    """Divides logits by `temperature`: a float > 0, or a tensor [batch] of such."""
 
     OPS = {TensorType.LOGITS: TemperatureOp}
 
@@ -71,8 +71,8 @@ class Softmax(_Step):
 
 
 class TopK(_Step):
-    """Keeps the `top_k` largest, an int > 0 or [batch]: other logits become -inf; other
-    probabilities become 0, and those that are kept are divided by their sum.
+    """Keeps the `top_k` largest: other logits become -inf; other probabilities become 0, and those
+    that are kept are divided by their sum. `top_k` is an int > 0, or a tensor [batch] of such.
 
     Args:
         joint_topk_topp: if TopP and Sample follow in a compiled pipeline, whether both filters
@@ -86,13 +86,15 @@ class TopK(_Step):
 
 
 class TopP(_Step):
-    """Keeps the fewest largest probabilities with a sum >= `top_p`, in (0, 1] or [batch]."""
+    """Keeps the fewest largest probabilities with a sum >= `top_p`: a float in (0, 1], or a tensor
+    [batch] of such."""
 
     OPS = {TensorType.PROBS: TopPOp}
 
 
 class MinP(_Step):
-    """Keeps probabilities >= `min_p` * the largest one, in (0, 1] or [batch]."""
+    """Keeps probabilities >= `min_p` * the largest one. `min_p` is a float in (0, 1], or a tensor
+    [batch] of such."""
 
     OPS = {TensorType.PROBS: MinPOp}
 
