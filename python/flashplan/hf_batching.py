@@ -24,7 +24,7 @@ from flashplan.ops import append_paged_kv
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    # Takes a function of transformers, and returns the function that replaces it.
+    # The type of a function that takes a function of transformers and returns its replacement.
     _Replacement = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _PACKAGE = "transformers.generation.continuous_batching"

@@ -13,7 +13,7 @@ struct BegunTile {
   PackedRows rows;
   int32_t request;
   int32_t position;  // where query 0 of the segment stands among the keys
-  KeySpan keys;      // empty (end <= begin) where the request is shorter than planned
+  KeySpan keys;      // may be empty (end <= begin) if the request is shorter than planned
   int32_t first_masked_key;
 };
 

@@ -32,7 +32,7 @@ struct alignas(16) PreparedState {
   // How many parts of all tiles of a segment have been claimed, in the order of the keys. Only the
   // state of the segment's first tile counts them. May exceed the number of parts.
   int32_t claimed;
-  int32_t keys;    // parts of the keys that are ready; plus kPartOffPages for each off the pages
+  int32_t keys;    // ready parts of the keys, plus kPartOffPages for each part with keys on no page
   int32_t values;  // parts of the values that are ready
   int32_t unused;
 };

@@ -160,8 +160,8 @@ inline void add_values(const float* p, int32_t p_stride, const KeySpan* visible,
       for (int32_t i = r; i < r + kMostRows; ++i) row(i, visible[i]);
       continue;
     }
-    // Each row takes its keys in ascending order: those before the shared ones, the shared ones,
-    // and those after them.
+    // Each row takes its keys in ascending order: the keys before those that all rows see, the keys
+    // that all rows see, and the keys after them.
     for (int32_t i = r; i < r + kMostRows; ++i) row(i, {visible[i].begin, shared.begin});
     add_values_rows<kMostRows>(p + int64_t{r} * p_stride, p_stride, v, v_width, shared, width,
                                o + int64_t{r} * width);

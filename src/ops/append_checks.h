@@ -8,7 +8,7 @@
 
 namespace flashplan {
 
-/// Checks all but the values of index tensors and scales.
+/// Checks everything about `tensors` except the values in index tensors and in scales.
 Status check_append(const AppendTensors& tensors) noexcept;
 
 /// Checks the values of index tensors and scales, which are in host memory. `q` is empty, or must

@@ -124,8 +124,8 @@ def _shared_table(
 
 
 def _softmax_stats(lse: Tensor, factor: Any) -> Tensor:
-    """(m, s) for each row and head, with log-sum-exp = factor * m + ln(s), as FlashInfer's maximum
-    and sum have it. Here s is 1."""
+    """(m, s) for each row and head, such that log-sum-exp = factor * m + ln(s), as for the maximum
+    and the sum that FlashInfer returns. Here s is 1."""
     m = lse * _LN2 / factor
     return torch.stack((m, torch.ones_like(m)), -1)
 

@@ -126,7 +126,7 @@ void list_logprobs_of(const FilterParams& p, int32_t index) {
         [](double part, double all) { return static_cast<float>(__builtin_log(part / all)); });
   };
   const int32_t id = p.ids[index];
-  const bool is_token = id >= 0 && id < p.vocab;  // another thread of the caller may change it
+  const bool is_token = id >= 0 && id < p.vocab;  // another thread may have changed p.ids
   if (p.logprobs != nullptr && is_token) p.logprobs[index] = logprob_of(row.load_one(id));
   if (p.num_top == 0) return;
   TopTokens top;

@@ -66,7 +66,7 @@ struct SharedPrefix {
   int32_t first_reader;  // the first of these readers, by its number as a sharer (see PrefixTree)
   int32_t parent;        // index of the innermost prefix around this one, or -1
   int32_t depth;         // the number of prefixes around this one
-  KeySpan keys;          // begins and ends at steps of keys
+  KeySpan keys;          // keys of this prefix alone; begin and end are multiples of tile_kv
 };
 
 /// Chooses among the groups of a batch: a prefix is computed once where the cost model predicts

@@ -23,7 +23,7 @@ struct RowTile {
   int64_t head_cost;  // predicted cost of one kv head
   int32_t segment;
   int32_t row_tile;  // number of this tile in its segment
-  KeySpan keys;      // keys that its rows may see; begins at a step of keys; {0, 0}: none
+  KeySpan keys;      // keys that its rows may see, from a multiple of tile_kv on; {0, 0}: none
   uint16_t num_rows;
   uint16_t cost_class;  // CostClasses::kLast: the tile is in a group
   int32_t sharer;       // number of its request or prefix as a sharer (PrefixTree); -1: none

@@ -26,8 +26,8 @@ struct ScheduleBounds {
   int32_t items;      // items of row tiles before any item is cut
   int32_t work_tiles;
   int32_t merges;
-  int32_t mask_begins = 0;     // set by callers whose plans have masks
-  int32_t prepared_tiles = 0;  // set by callers whose plans prepare keys
+  int32_t mask_begins = 0;     // entries of mask_begins; set by callers whose plans have masks
+  int32_t prepared_tiles = 0;  // prepared tiles; set by callers whose plans prepare keys
 };
 ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_size,
                                int32_t max_qo_tokens);
