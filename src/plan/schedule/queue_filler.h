@@ -22,9 +22,9 @@ int32_t least_heads_per_item(const ScheduleShape& shape, int64_t max_row_tiles) 
 struct TileSet {
   const RowTiles& row_tiles;
   std::span<const RowTileGroup> groups;
-  std::span<const int32_t> longest_first;  // indices of the row tiles that are in no group
+  std::span<const int32_t> longest_first;  // indices of the row tiles in no group
   int64_t cost;                            // predicted cost of all heads, uncut
-  int32_t num_sharers;                     // number of prefixes and of requests that read them
+  int32_t num_sharers;                     // prefixes, and requests that read them
   /// Whether queues wait until the longest one has ended. Then a cut that costs more work than it
   /// moves is made too, because it makes the longest queue shorter.
   bool queues_wait = false;
