@@ -13,7 +13,7 @@ struct WorkTile {
   int32_t segment;  // the request; from batch_size on: a shared prefix
   int32_t row_tile;
   int32_t kv_head;       // the first of num_kv_heads
-  int32_t num_kv_heads;  // if the keys are split: 1, or 2 if a kernel reads two together
+  int32_t num_kv_heads;  // if the keys are split: 1, or 2 if a kernel reads two heads at once
   int32_t kv_begin;
   int32_t kv_end;
   int32_t partial_row;  // where its partial results begin, head after head; -1: it writes o and lse

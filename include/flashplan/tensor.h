@@ -29,8 +29,8 @@ enum class DType : int32_t {
   kFp8DsMla,
 };
 
-/// A key in an fp8_ds_mla cache has so many bytes, so many dims with scales, and so many dims in
-/// all.
+/// The numbers of a key in an fp8_ds_mla cache: its bytes, its dims that have scales, and all of
+/// its dims.
 constexpr int32_t kDsMlaBytes = 656;
 constexpr int32_t kDsMlaScaledDims = 512;
 constexpr int32_t kDsMlaDims = 576;
