@@ -106,7 +106,7 @@ float largest_of(const ResidualRow<Format>& row) {
 template <typename Format>
 int32_t draw_token(const VerifyParams& p, int32_t request, ResidualRow<Format>& row) {
   float largest = largest_of(row);
-  if (largest == 0.0F) {  // by rounding, all that is left of the probabilities is 0
+  if (largest == 0.0F) {  // rounding has left nothing
     row.restore_target();
     largest = largest_of(row);
   }
