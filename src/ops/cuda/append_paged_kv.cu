@@ -27,8 +27,8 @@ struct KernelParams {
   AppendParams append;
   int32_t columns_per_head[2];
   int32_t first_columns;      // columns of sides[0]
-  int32_t num_columns;        // columns of both sides
-  int32_t width;              // threads on the columns of one token
+  int32_t num_columns;        // columns of sides[0] and sides[1]
+  int32_t width;              // threads that share the columns of one token
   int32_t lanes;              // tokens that a CTA moves side by side
   int32_t tokens_per_thread;  // tokens that a thread moves one after the other
   int32_t tile;               // tokens of a CTA: lanes * tokens_per_thread

@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();
     auto* logits = reinterpret_cast<Storage*>(p.logits + row * p.row_stride) + first;
-    // A thread reads only counters that it sets to 0 itself for the next part: no barrier is due.
+    // No barrier follows this loop: the thread that reads a counter here also clears it for the
+    // next part.
     for (int i = thread; i < size; i += kThreads) {
       const int count = counts[i];
       if (count == 0) continue;

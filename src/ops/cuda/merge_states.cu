@@ -27,7 +27,8 @@ struct StateRows {
   int64_t lse_head_stride;
 };
 
-/// States are listed one by one or, if `stacked`, given by listed[0] and the steps to the next one.
+/// States are listed one by one or, if `stacked`, given by listed[0] and the steps from each state
+/// to the next.
 struct MergeParams {
   StateRows listed[kMaxListed];
   StateRows out;
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
 
   if (is_active) {
     WordType words[kGroup];
-    // These loads are under way together with those of lse.
+    // These loads are in flight while the loop below loads lse.
     load_group(row, first_column, 0, words);
 #pragma unroll kGroup
     for (int i = 0; i < p.num_states; ++i) largest = fmaxf(largest, row.lse(i));
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   __syncthreads();
   if (is_active && first_column == 0) {
     p.out.lse[row.token * p.out.lse_token_stride + row.head * p.out.lse_head_stride] =
-        total == 0.0F ? minus_infinity : largest + logf(total) / p.ln_base;  // NaN if the total is
+        total == 0.0F ? minus_infinity : largest + logf(total) / p.ln_base;  // NaN if total is NaN
   }
 }
 

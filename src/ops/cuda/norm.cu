@@ -15,7 +15,7 @@
 namespace flashplan::cuda {
 namespace {
 
-constexpr int kHeld = 4;             // words that a thread keeps
+constexpr int kHeld = 4;             // words of a row that a thread keeps in registers
 constexpr int kMaxThreads = 1024;    // threads of a row, at most
 constexpr int kSharedThreads = 256;  // threads of a CTA that has several rows
 

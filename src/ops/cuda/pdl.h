@@ -19,14 +19,15 @@ __device__ inline void wait_for_kernels_before() {
 #endif
 }
 
-/// Whether kernels of the including file wait on the device: the file is compiled for exactly the
-/// device's architecture, which has the instruction. Code for older architectures would not wait.
+/// Whether wait_for_kernels_before() really waits on the device, in kernels of the file that
+/// includes this header. It does if the file is compiled for exactly the device's architecture, and
+/// this is 9.0 or later: code for older architectures does not have the instruction.
 inline bool can_wait(Device device) noexcept {
   const DeviceFacts& facts = device_facts(device.index);
 #ifdef __CUDA_ARCH_LIST__
   constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};
 #else
-  constexpr int kArchitectures[] = {0};  // other compilers than nvcc give no list
+  constexpr int kArchitectures[] = {0};  // only nvcc lists the architectures
 #endif
   const int architecture = 100 * facts.major + 10 * facts.minor;
   return facts.major >= 9 && std::find(std::begin(kArchitectures), std::end(kArchitectures),

@@ -13,7 +13,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// Calls body(from, to, word) for the words that this thread has.
+/// Calls body(from, to, word) for this thread's words of all tokens: word number `word` of the row
+/// that is read at `from` and written at `to`.
 template <DType kFrom, DType kTo, int kVec, class Body>
 __device__ void for_each_word(const QuantizeParams& p, const Body& body) {
   const RopeSide& heads = p.heads;

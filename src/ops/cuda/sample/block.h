@@ -13,14 +13,14 @@
 namespace flashplan::cuda {
 
 struct WeighedBlock {
-  uint32_t key;           // of its largest value
-  sampling::Scale scale;  // of its elements
-  uint64_t sum;           // of their weights
+  uint32_t key;           // key of the block's largest value
+  sampling::Scale scale;  // of the weights of its elements
+  uint64_t sum;           // sum of these weights
 };
 
 template <bool kFromProbs, int kVec, int kUnroll>
 struct BlockOfWarp {
-  static constexpr int kWords = sampling::kBlock / (32 * kVec);  // of a thread
+  static constexpr int kWords = sampling::kBlock / (32 * kVec);  // words of a block for each thread
   static_assert(kWords * 32 * kVec == sampling::kBlock && (kUnroll == kWords || kUnroll == 1));
 
   // Keys are integers in the order of the values. The key of a logit is key_of(), and NaN has the
@@ -70,9 +70,9 @@ struct BlockOfWarp {
   template <class Read, class Found>
   static __device__ void find(uint64_t target, const Read& read, const Found& found) {
     bool is_found = false;
-    int first = 0;  // of the word that has the element
+    int first = 0;  // the first element of the word in which the sum exceeds `target`
     uint32_t weights[kVec] = {};
-    uint32_t own = 0;  // their sum
+    uint32_t own = 0;  // the sum of `weights`
 #pragma unroll kUnroll
     for (int u = 0; u < kWords; ++u) {
       uint32_t next[kVec];
@@ -106,7 +106,7 @@ struct BlockOfWarp {
   }
 
  private:
-  /// The key of the largest value.
+  /// The key of the block's largest value.
   template <class Read>
   static __device__ uint32_t find_key(const Read& read) {
     if (kFromProbs) {

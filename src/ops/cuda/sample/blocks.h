@@ -17,14 +17,15 @@ static_assert(kMostTries % kClusterTries == 0);
 template <class Row>
 using RowBlock = BlockOfWarp<Row::kIsFromProbs, 4, 1>;
 
-/// Sums of the masses of blocks: lane i has the sum of CTA i, and the sum of warp i of this CTA.
+/// Sums of the masses of blocks. In lane i, of_rank is the sum over the blocks of CTA i, and
+/// of_warp the sum over the blocks of warp i of this CTA.
 struct Masses {
   uint64_t of_rank;
   uint64_t of_warp;
   uint64_t total;
 };
 
-/// The value of the one lane in which it is not 0; 0 if there is none.
+/// The value of the only lane whose value is not 0; 0 if all lanes have 0.
 __device__ inline uint64_t only_one(uint64_t value) {
   const unsigned lanes = __ballot_sync(~0U, value != 0);
   return __shfl_sync(~0U, value, lanes != 0 ? __ffs(static_cast<int>(lanes)) - 1 : 0);
@@ -51,7 +52,7 @@ struct TriedToken {
   uint64_t token;  // its key and, in the low half, its id; 0: top-p dropped all drawn tokens
 };
 
-/// The first token whose key is at least `key`, or 0.
+/// The first of the tokens whose key is at least `key`; 0 if there is none.
 __device__ inline uint64_t first_from(uint32_t key, const uint64_t (&tokens)[kClusterTries]) {
   uint64_t token = 0;
 #pragma unroll
@@ -97,8 +98,8 @@ __device__ TriedToken draw_by_tries(Row& row, uint32_t threshold) {
   return {SampleError::kNone, 0};
 }
 
-/// Weighs the blocks of the row. Each CTA has a part of it, each warp consecutive blocks of the
-/// part.
+/// Weighs the blocks of the row. Each CTA has a part of the row, and each warp has consecutive
+/// blocks of this part.
 template <class Row>
 __device__ Masses weigh_blocks(Row& row) {
   const int warp = warp_of_thread();
@@ -137,7 +138,7 @@ __device__ uint64_t mass_of(Row& row, const WeighedBlock& block) {
                                  sampling::rounded_sum(block.sum),
                                  {row.largest, row.scale.factor, Row::kIsFromProbs});
 }
-/// Reads the thread's word u of a block.
+/// Reads to x the word u of a block, counted among the block's words that this thread has.
 template <class Row>
 __device__ void read_block(Row& row, int block, int u, float (&x)[4]) {
   const int i = block * sampling::kBlock + RowBlock<Row>::first_of(u);
@@ -194,7 +195,7 @@ __device__ void send_try(Row& row, const Masses& masses, int index) {
 }
 
 /// Tells all CTAs the mass, in this part, of the elements before each token: larger ones, and equal
-/// ones with a smaller id. The last value is the mass of all elements of the part.
+/// ones with a smaller id. The last value that it sends is the mass of all elements of the part.
 template <class Row>
 __device__ void publish_sums_before(Row& row, const uint64_t (&tokens)[kClusterTries]) {
   float value[kClusterTries];

@@ -48,7 +48,7 @@ class BulkBarrier {
         "l"(from), "r"(bytes), "r"(shared_address(&state_))
         : "memory");
   }
-  /// Waits until the bytes are there.
+  /// Waits until the copy has arrived.
   __device__ void wait() { mbarrier_wait(&state_, 0); }
 
  private:

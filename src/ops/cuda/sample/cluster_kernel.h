@@ -51,7 +51,7 @@ __device__ SampleError choose_token(Row& row) {
       write_tried(row, tried.token, total);
       return SampleError::kNone;
     }
-    row.has_candidates = false;  // the tries have overwritten their counts in row.exchange
+    row.has_candidates = false;  // the tries have overwritten row.exchange
   }
   draw(row, cut);
   return SampleError::kNone;

@@ -18,9 +18,9 @@ namespace flashplan::cuda {
 /// What SampleCounted has found out about a row.
 template <bool kFromProbs>
 struct CountedRow {
-  bool is_done;     // a result is written
-  uint64_t token;   // the drawn one: its key and, in the low half, its id; 0: none
-  uint64_t random;  // for the draw of a token, if there is none
+  bool is_done;     // the row's result is written
+  uint64_t token;   // the drawn token: its key and, in the low half, its id; 0: none is drawn
+  uint64_t random;  // if no token is drawn: the random number to draw one with
   ValueBins<kFromProbs> bins;
   sampling::Scale scale;  // of the weights that filters compare
   uint64_t total;         // mass of the row
@@ -96,8 +96,8 @@ class SampleCounted : SummedRow<kDType, kFromProbs> {
 
   using BoundsExchange = Exchange<2 * kTriesAtOnce>;
 
-  /// The key and, in the low half, the id of the first try's token that top-p keeps; 0: it drops
-  /// all tries.
+  /// Returns the first tried token that top-p keeps: its key and, in the low half, its id. Returns
+  /// 0 if top-p drops all tried tokens.
   __device__ uint64_t try_tokens() {
     BoundsExchange exchange(shared_.bounds_mail, &shared_.bounds[0][0][0]);
 #pragma unroll 1
@@ -182,7 +182,7 @@ class SampleCounted : SummedRow<kDType, kFromProbs> {
       const uint32_t others = shared_.bins[bin] - (is_own ? bins_.amount_of(value) : 0U);
       bounds.most =
           bounds.least + static_cast<uint64_t>(bins_.mass(others, bin, place_of_largest_));
-      if (bin == 0) bounds.most = uint64_t{1} << 53;  // its elements are not summed
+      if (bin == 0) bounds.most = uint64_t{1} << 53;  // bin 0 has no sum
     }
     const bool has_places = Values::is_place(place_of_base_) && Values::is_place(place_of_largest_);
     if (has_places && shared_.num_listed <= kMostAboveBins) return bounds;

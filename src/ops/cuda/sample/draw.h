@@ -99,7 +99,7 @@ __device__ int begin_of_segment(Row& row, int thread) {
   return min(thread * words * 4, row.part.count());
 }
 
-/// The sums of the thread's segment; leaves those of warps in row.shared.warp_values.
+/// The sums of the thread's segment. Leaves the sums of each warp in row.shared.warp_values.
 template <class Row>
 __device__ Sums sum_segments(Row& row, const Cut& cut) {
   Sums own{};
@@ -118,7 +118,7 @@ __device__ Sums sum_segments(Row& row, const Cut& cut) {
   }
   return own;
 }
-/// `kFiltered`: the cut does not keep all.
+/// The sums of the thread's segment. `kFiltered`: the cut drops some elements.
 template <bool kFiltered, class Row>
 __device__ Sums sum_segment(Row& row, const Cut& cut) {
   const auto thread = static_cast<int>(threadIdx.x);
@@ -132,7 +132,8 @@ __device__ Sums sum_segment(Row& row, const Cut& cut) {
   }
   return sums;
 }
-/// As sum_segment(), for min-p, which keeps few elements: it skips words that have none of these.
+/// The sums of the thread's segment, for min-p, which keeps few elements: words without a kept
+/// element are skipped.
 template <class Row>
 __device__ Sums sum_few(Row& row, const Cut& cut) {
   const auto thread = static_cast<int>(threadIdx.x);

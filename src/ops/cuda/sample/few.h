@@ -38,7 +38,7 @@ __device__ void set_few(Row& row, int place, uint32_t key, uint32_t id, const Cu
 /// Draws a token from the first `num` candidates of row.shared.few, at most kMostFew, and writes
 /// it. The candidates are ranked by value, the largest first, and equal ones by id, so top-k and
 /// top-p keep the first ranks. Two to eight neighbouring threads find the rank of one candidate:
-/// each compares it with a part of the others. All threads of the CTA call this.
+/// each compares it with a part of the candidates. All threads of the CTA call this.
 template <class Row>
 __device__ void draw_from_few(Row& row, int num, int32_t top_k) {
   uint4* few = row.shared.few;
@@ -54,7 +54,7 @@ __device__ void draw_from_few(Row& row, int num, int32_t top_k) {
   const int end = warp_of_thread() * 32 >> log_parts < num ? num : 0;  // same for all lanes
   const uint4 own = index < num ? few[index] : make_uint4(0U, 0U, 0U, 0U);
   uint32_t rank = 0;
-  uint64_t above = 0;  // mass of candidates that come before
+  uint64_t above = 0;  // mass of the candidates with smaller ranks
 #pragma unroll 1
   for (int c = part; c < end; c += kFewAtOnce * parts) {
 #pragma unroll
@@ -159,16 +159,17 @@ __device__ uint64_t pair_of_warps(Row& row, int i) {
   return warp < kRowWarps * cluster_size() ? (&row.shared.largest[0][0])[warp] : 0;
 }
 
-/// A key that at least `top_k` elements of the row reach, but not many more than `top_k` of the
-/// keys that warps have sent; 0 if these keys are too few.
+/// A lower bound for top-k: a key such that at least `top_k` elements of the row have this key or a
+/// larger one, since so many of the keys that warps have sent by send_largest() are that large. A
+/// search raises the bound until few more of them are. Returns 0 if warps have sent too few keys.
 template <class Row>
 __device__ uint32_t find_bound(Row& row, int top_k) {
-  // A lane has room for both keys of each warp if the cluster has at most kMaxCluster / 2 CTAs,
-  // else for the larger one.
+  // A lane's registers have room for both keys of each of its warps if the cluster has at most
+  // kMaxCluster / 2 CTAs, else only for the larger key.
   const bool has_both = cluster_size() <= kMaxCluster / 2;
-  int num = kRowWarps * cluster_size() * (has_both ? 2 : 1);  // of keys that are at least `low`
-  // If more keys than these reached the bound, probably more elements of the row than kMostFew
-  // would: a warp may have further elements above the bound, which it has not sent.
+  int num = kRowWarps * cluster_size() * (has_both ? 2 : 1);  // sent keys that are at least `low`
+  // If more than `most` of the sent keys were at least the bound, probably more than kMostFew
+  // elements of the row would be: a warp may have more of them than the two that it has sent.
   const int most = has_both ? num * 5 / 8 : num * 13 / 24;
   if (most < top_k) return 0;
   uint32_t keys[kLargest];
@@ -200,8 +201,8 @@ __device__ uint32_t find_bound(Row& row, int top_k) {
   return low;
 }
 
-/// Sends the part's elements of at least `low` to the first CTA. Returns whether there are at most
-/// kMostFew in the row, and at most share_of_rank() in each part.
+/// Sends those elements of this CTA's part that are at least `low` to the first CTA. Returns
+/// whether the row has at most kMostFew such elements, and each CTA's part at most share_of_rank().
 template <class Row>
 __device__ bool gather_from(Row& row, float low) {
   const int share = share_of_rank();

@@ -88,7 +88,7 @@ inline int bytes_of_rank(int max_cluster) {
   return kBytesOfRank + words * static_cast<int>(sizeof(uint64_t));
 }
 
-/// How launch_rows() divides rows of which clusters keep parts.
+/// How launch_rows() divides a row into the parts that the CTAs of a cluster keep.
 inline RowDivision division_of_rows(int32_t num_rows, Device device) {
   // Few rows get large clusters, so that all SMs have work. Many rows do not need these, and small
   // clusters take fewer barriers for as many elements.

@@ -21,19 +21,19 @@ __device__ inline float fused_down(float a, float b, float c) {
 }
 
 // The first histogram has 32 bins for each power of two of the weight. Bin 0 has all weights
-// below those of the others.
+// below those of the other bins.
 constexpr uint32_t kFirstBits = (157U << 5) - (kBins - 1);  // bits of bin 0's weight >> 18
 constexpr float kBinsOfOne = 1024.0F;                       // bins for a distance of 1
 
-/// Begins a histogram.
+/// Begins a histogram: sets all bins to 0.
 template <class Row>
 __device__ void clear_bins(Row& row) {
   row.shared.bins.clear();
   __syncthreads();
 }
 
-/// As find_bin(), for the sums of the bins of all CTAs. What is wanted is wanted_of(the sum of all
-/// bins); the bins need not reach it.
+/// Finds, from the last bin down, the bin at which `above` plus the bins of all CTAs reach the sum
+/// that is wanted: wanted_of(the sum of all bins). If they do not reach it, the bin's index is -1.
 template <class WantedOf, class Row>
 __device__ Bin find_bin_of_row(Row& row, uint64_t above, const WantedOf& wanted_of) {
   const int lane = lane_of_thread();
@@ -67,7 +67,7 @@ __device__ Bin find_bin_of_row(Row& row, uint64_t above, const WantedOf& wanted_
     const BinOfLanes of_lanes = find_reached(reached, sum, bin.wanted);
     bin.own_above = sum_of_warp(lane < of_lanes.lane ? own : 0);
     bin.above = is_reached ? of_lanes.above : all;
-    bin.index = is_reached ? kGroups - 1 - of_lanes.lane : -1;  // of the group
+    bin.index = is_reached ? kGroups - 1 - of_lanes.lane : -1;  // of a group
     if (lane == 0) row.shared.group = bin;
   }
   __syncthreads();
@@ -88,8 +88,8 @@ __device__ Bin find_bin_of_row(Row& row, uint64_t above, const WantedOf& wanted_
     uint64_t sum = 0;
 #pragma unroll 8
     for (int rank = 0; rank < ranks; ++rank) sum += of_ranks[rank * kGroupBins + lane];
-    // If no lane reaches it, the last one is taken: it has bin 0, of which `sum` lacks what lanes
-    // have added to words of their own.
+    // If no lane reaches bin.wanted, find_lane() returns the last lane, which has bin 0: its `sum`
+    // lacks what lanes have added to their own words of bin 0.
     const BinOfLanes of_lanes = find_lane(sum, bin.above, bin.wanted);
     bin.own_above += sum_of_warp(lane < of_lanes.lane ? own : 0);
     bin.above = of_lanes.above;
@@ -100,8 +100,8 @@ __device__ Bin find_bin_of_row(Row& row, uint64_t above, const WantedOf& wanted_
   return row.shared.found;
 }
 
-/// Adds the part's elements to bins by position_of(). `kFiltered`: by weight, those that min-p
-/// drops and those not above the cut add 0.
+/// Adds the part's elements to bins by position_of(). `kFiltered`: if weights are added, elements
+/// that min-p drops or that are not above the cut add 0.
 template <bool kByWeight, bool kFiltered, class Row>
 __device__ void fill_bins(Row& row, const Cut& cut) {
   clear_bins(row);
@@ -172,11 +172,11 @@ __device__ void set_keys(Row& row, const KeyRange& keys) {
   row.most = keys.most;
 }
 
-/// Narrows row.least and row.most; see KeyRange::narrow().
+/// Narrows the range of keys [row.least, row.most] by KeyRange::narrow().
 template <class ForEach, class Row>
 __device__ uint64_t find_range(Row& row, uint64_t wanted, uint64_t above, const ForEach& for_each) {
   KeyRange keys{row.least, row.most};
-  // Other CTAs may send already what goes to the other places of row.groups.
+  // Only this CTA's place in row.groups is used: other CTAs may already be sending to theirs.
   uint64_t* groups = row.groups + cluster_rank() * kGroups;
   above = keys.narrow(row.shared.bins, groups, row.shared.found, wanted, above, for_each);
   set_keys(row, keys);

@@ -17,7 +17,7 @@ namespace flashplan::cuda {
 
 using Mass = unsigned long long;  // as atomicAdd() takes it
 
-/// All threads of the CTA go through all calls together.
+/// All threads of the CTA call each function together.
 template <DType kDType, bool kFromProbs>
 class KeptOfRow {
   using Values = ValueBins<kFromProbs>;
@@ -43,7 +43,7 @@ class KeptOfRow {
     if (are_bins_usable()) {
       range = range_of_threshold(p_, row_, counted_, shared_, common_);
       if (estimate_mass(range)) return;
-      if (by_count_ && range.low == -INFINITY) {  // below the bins are very many elements
+      if (by_count_ && range.low == -INFINITY) {  // very many elements are below the bins
         keys_ = {key_of(-INFINITY), key_of(range.high) - 1};
         range = divide();
       }
@@ -96,10 +96,10 @@ class KeptOfRow {
     return has_all && Values::is_place(counted_.bins.place_of(counted_.scale.largest));
   }
 
-  /// Sets the mass that top-p keeps, if nothing else is needed and the bins tell it well enough, as
-  /// they do wherever the threshold is below them. This mass is top-p's part of the row's mass and
-  /// less than one element more, whose weight may be 2^-18 of it. So its logarithm is known up to
-  /// 2^-19, and up to what small weights lose where they are rounded.
+  /// Estimates the mass that top-p keeps, if only this is needed. The mass is more than top_p times
+  /// the row's mass by less than one element. Returns false if an element at the threshold may
+  /// weigh more than 2^-18 of the mass; below the bins none does. Half an element is added, so the
+  /// mass is off by at most 2^-19 of itself, and by what the rounding of small weights adds.
   __device__ bool estimate_mass(const Range& range) {
     if (by_count_ || counted_.token == 0 || !(range.high < INFINITY)) return false;
     const double of_row = static_cast<double>(counted_.total) /
@@ -126,7 +126,7 @@ class KeptOfRow {
     if (threadIdx.x == 0) common_.num_candidates = 0;
     __syncthreads();
     uint64_t all = 0;
-    uint64_t above = 0;  // the range
+    uint64_t above = 0;  // the mass above the range
     uint32_t num_above = 0;
     // Blocks are read from the end of the row on: it was read last, so L2 may still have it.
 #pragma unroll 1
@@ -179,8 +179,8 @@ class KeptOfRow {
     return static_cast<uint32_t>(sizeof(Bits) == 8 ? __popcll(bits)
                                                    : __popc(static_cast<uint32_t>(bits)));
   }
-  /// Reads the listed elements, whose ids are known. Returns what they add to what the filter
-  /// counts.
+  /// Reads the listed elements, whose ids are known, and adds their keys to the list. Returns the
+  /// sum of amount_of() over them.
   __device__ uint64_t read_listed() {
     KeyRange keys{~0U, 0U};
     uint64_t amount = 0;
@@ -251,8 +251,8 @@ class KeptOfRow {
       });
     }
   }
-  /// Finds the smallest and the largest key of the elements in the range. Returns what these
-  /// elements add to what the filter counts, if they are equal.
+  /// Finds the smallest and the largest key of the elements in the range. Returns the sum of
+  /// amount_of() over these elements, which is right only if all of them are equal.
   __device__ uint64_t find_keys(const Range& range) {
     float least = INFINITY;
     float most = -INFINITY;
@@ -266,7 +266,8 @@ class KeptOfRow {
     share_keys({key_of(least), key_of(most)});
     return sum_of_cta(num) * amount_of_key(keys_.least);
   }
-  /// Narrows keys_ to fewer keys that include the threshold's. Returns the range of their values.
+  /// Narrows keys_ to fewer keys, among them that of the threshold. Returns the range of the values
+  /// that have these keys.
   __device__ Range divide() {
     if (by_count_) {
       keys_ = divide_by_counts(elements_, keys_, wanted_amount(), shared_, common_);
@@ -284,7 +285,7 @@ class KeptOfRow {
 
   // --- The cut ---
 
-  /// What an element adds to what the filter counts.
+  /// What an element counts for the filter: 1 for top-k, its weight for top-p.
   __device__ uint32_t amount_of(float x) const { return by_count_ ? 1U : weight_of(x); }
   __device__ uint32_t amount_of_key(uint32_t key) const {
     return amount_of(sampling::value_of(key));
@@ -295,8 +296,8 @@ class KeptOfRow {
                      : sampling::part_of(p_.top_p.of(row_), all_);
   }
 
-  /// Finds the cut, which is in the list or, where the list has no room for all, is the key of all
-  /// elements in the range. Finds the mass that it keeps, too.
+  /// Finds the cut: one of the listed elements or, if the list has no room for all elements of the
+  /// range, the one key that all these elements have. Also finds the mass that the cut keeps.
   __device__ void find_cut() {
     const uint64_t wanted = wanted_amount();
     uint64_t above = amount_above();
@@ -432,10 +433,10 @@ class KeptOfRow {
   CountedShared& shared_;
   SampleShared& common_;
   bool by_count_;
-  RowPart<kDType, false> elements_;  // of the row
+  RowPart<kDType, false> elements_;  // the whole row
   Cut cut_{};
   uint32_t tie_ = 0;         // the weight of an element at the cut
-  uint32_t last_tie_ = ~0U;  // id
+  uint32_t last_tie_ = ~0U;  // id of the last element at the cut that is kept
   KeyRange keys_{};          // of the listed elements; after find_cut(), of the threshold
   uint64_t all_ = 0;         // the mass of the row
   uint64_t above_ = 0;       // the mass above the range; after find_cut(), of all that is kept

@@ -12,7 +12,7 @@
 
 namespace flashplan::cuda {
 
-constexpr int32_t kMostStreamedTopK = 128;  // the largest for which candidates have a bound
+constexpr int32_t kMostStreamedTopK = 128;  // the largest top-k for which candidates have a bound
 
 /// What a CTA keeps of a row.
 struct StreamList {
@@ -140,7 +140,7 @@ class SampleList {
 
   /// Draws and writes the token if few candidates may be kept; else returns false.
   __device__ bool draw_from_few_listed() {
-    uint32_t least = 1;  // key that may be kept
+    uint32_t least = 1;  // the smallest key that may be kept
     if (top_k_ < row_.p.vocab && num_listed_ > kMostFew / 4 && num_listed_ >= top_k_) {
       row_.least = key_of(bound_);
       row_.most = row_.shared.most;
@@ -161,7 +161,8 @@ class SampleList {
     return true;
   }
 
-  /// Finds the cut. If fewer than top_k elements are listed, all others are dropped by min-p.
+  /// Finds the cut among the listed elements. If these are fewer than top_k, min-p drops all other
+  /// elements of the row.
   __device__ void filter() {
     row_.least = key_of(bound_);
     row_.most = row_.shared.most;
@@ -199,9 +200,9 @@ class SampleList {
   StreamList& list_;
   Cut cut_{};
   int32_t top_k_ = 0;
-  float bound_ = -INFINITY;  // a value that all listed elements reach
-  int num_ = 0;              // of candidates of the warp
-  int num_listed_ = 0;       // of candidates
+  float bound_ = -INFINITY;  // all listed elements are at least this value
+  int num_ = 0;              // candidates that the warp has found
+  int num_listed_ = 0;       // candidates that all warps of the CTA have found
 };
 
 }  // namespace flashplan::cuda

@@ -18,15 +18,15 @@ constexpr int kMostChosen = 4;     // blocks chosen at once
 /// The block from which a token is drawn.
 struct ChosenBlock {
   int block;
-  uint64_t random;  // for its element
+  uint64_t random;  // chooses the element in the block
   uint64_t mass;
 };
 
 /// The shared memory of a CTA, at the same place in all CTAs of a cluster.
 struct PlainShared {
-  Mailbox mail;                          // of the entries
-  uint64_t entries[kMostEntries];        // of all blocks
-  uint64_t warp_values[kMaxCluster][2];  // of warps
+  Mailbox mail;                          // counts the entries that have come
+  uint64_t entries[kMostEntries];        // entries of all blocks of the row
+  uint64_t warp_values[kMaxCluster][2];  // values of each warp
   uint32_t warp_keys[kRowWarps];
   ChosenBlock chosen[kMostChosen];
 };
@@ -157,7 +157,7 @@ class PlainRow {
            (block - first_block_) % kRowWarps == warp_of_thread();
   }
 
-  // --- Entries of blocks: the key of the largest value, and below it the sum of weights ---
+  // --- Entries of blocks: the largest value's key and, in the low half, the sum of weights ---
 
   /// Waits for the entries of all blocks, and finds the row's largest value. Returns the error of
   /// the parameters or of the row. All threads call it; a barrier is inside.
@@ -260,14 +260,14 @@ class PlainRow {
   int32_t row_;
   PlainShared& plain_;
   int num_blocks_;
-  int first_block_, end_block_;      // of the CTA, which may have none
-  RowPart<kDType, false> elements_;  // of the row
+  int first_block_, end_block_;      // the CTA's blocks; it may have none
+  RowPart<kDType, false> elements_;  // the whole row
   bool is_greedy_ = false;
-  sampling::Scale scale_{};  // of the row
+  sampling::Scale scale_{};  // of the row's weights
   uint64_t total_ = 0;       // mass of the row, known after weigh_entries()
 
  private:
-  /// Loads a block that consists of words.
+  /// Loads a block that consists of whole aligned words.
   __device__ void fetch(int block) {
     if (block >= num_fetchable_) return;
     fetched_ = block;

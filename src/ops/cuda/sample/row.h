@@ -19,16 +19,16 @@ using sampling::Cut;
 
 constexpr int kMaxCandidates = 768;  // of a row; each CTA of a cluster has an equal share
 constexpr int kMostFew = 160;        // candidates that are compared each with each
-constexpr int kFewPadding = 32;      // zeros behind them, which unrolled loops may read
+constexpr int kFewPadding = 32;      // zeros behind these candidates, for unrolled loops to read
 constexpr int kValues = 4;           // values that a CTA sends in a step
 
 /// The shared memory of a CTA.
 struct SampleShared {
-  BulkBarrier arrived[kBulks];           // of the part
-  Mailbox mail[2];                       // of the steps. Two, since a CTA may be a step ahead
-  Mailbox lists;                         // of candidates
-  Mailbox gathered_mail;                 // of `gathered`, in the first CTA of the row
-  uint64_t warp_values[kMaxCluster][2];  // of warps, or of ranks
+  BulkBarrier arrived[kBulks];           // for the copies that load the CTA's part
+  Mailbox mail[2];                       // of even and odd steps: a CTA may be a step ahead
+  Mailbox lists;                         // for the lists of candidates
+  Mailbox gathered_mail;                 // for `gathered`, in the first CTA of the row
+  uint64_t warp_values[kMaxCluster][2];  // two values of each warp, or of each CTA
   uint32_t warp_keys[kRowWarps];
   union {
     Bins bins;
@@ -37,18 +37,18 @@ struct SampleShared {
   Bin group;  // the group of bins that find_bin_of_row() finds, then the bin
   Bin found;
   union {
-    alignas(16) uint32_t candidates[kMaxCandidates];  // keys: the share of rank 0, of rank 1 ...
+    alignas(16) uint32_t candidates[kMaxCandidates];  // keys: the list of CTA 0, of CTA 1 ...
     uint64_t largest[kMaxCluster][kRowWarps];         // the two largest keys of each warp
     uint4 few[kMostFew + kFewPadding];  // ~id, key, weight, and again the weight if it is kept
-    uint64_t sums[kRowWarps][kValues];  // of warps
+    uint64_t sums[kRowWarps][kValues];  // sums of each warp
   };
-  uint32_t num_candidates;  // of this CTA, also those that have found no place
-  uint32_t least, most;     // keys of its candidates
+  uint32_t num_candidates;  // of this CTA, with those that have no place in its list
+  uint32_t least, most;     // smallest and largest key of its candidates
   uint32_t selected[2];     // the ends of a range of bins
-  uint64_t own_above;       // the mass above its candidates
-  uint64_t wanted;          // count or mass, for the threshold
+  uint64_t own_above;       // the mass of this CTA's elements above the candidates
+  uint64_t wanted;          // the count or mass that the threshold must reach
   bool goes_on;             // whether the token is in this CTA
-  int32_t tie_end;          // see RowFilter::find_ties()
+  int32_t tie_end;          // the ties of this CTA's part before this place are kept
   uint64_t target, ties_before, total;
   uint64_t counted;  // the mass of which top-p keeps a part; 0: that of what other filters keep
   float temperature, top_p, min_p;  // of the row
@@ -123,8 +123,8 @@ __device__ inline SampleError error_of_parameters(float temperature, int32_t top
   return SampleError::kNone;
 }
 
-/// A row and the state of its draw. All threads of the cluster call its functions together, and so
-/// the functions of other files that take a Row: these are the steps of sample().
+/// A row and the state of its draw. All threads of the cluster call its functions together, and
+/// also the functions of other files that take a Row, which are the steps of sample().
 template <DType kDType, bool kFromProbs, bool kHeld>
 struct SampleRow {
   static constexpr bool kIsFromProbs = kFromProbs;
@@ -202,7 +202,7 @@ struct SampleRow {
     return kFromProbs ? sampling::weight_of_probability(x, scale)
                       : sampling::weight_of_logit(x, scale);
   }
-  /// The weight, 0 for what min-p drops.
+  /// The weight of an element of value x; 0 if min-p drops it.
   __device__ uint32_t kept_weight_of(float x, const Cut& cut) const {
     const uint32_t weight = weight_of(x);
     return weight >= cut.min_weight ? weight : 0U;
@@ -269,19 +269,19 @@ struct SampleRow {
   const SampleParams& p;
   SampleShared& shared;
   Exchange<kValues> exchange;
-  uint64_t* groups;  // of the bins of each rank
+  uint64_t* groups;  // sums of the groups of bins of each CTA
   RowPart<kDType, kHeld> part;
   sampling::Scale scale{};
   float largest = 0.0F;
 
   // For the search of a threshold (see threshold.h).
-  uint32_t least = 0;  // of the keys that a histogram divides, or of the candidates
+  uint32_t least = 0;  // the smallest of the keys that a histogram divides, or of the candidates'
   uint32_t most = 0;
   uint32_t num_gathers = 0;
-  bool lists_have_bins = false;     // whether their memory has bins, which CTAs may still read
-  bool has_too_many = false;        // whether the lists lack some candidates
-  bool has_candidates = false;      // whether lists are complete and masses above them known
-  bool has_all_candidates = false;  // whether, besides, no kept element is above them
+  bool lists_have_bins = false;     // the memory of the lists has bins, which CTAs may still read
+  bool has_too_many = false;        // the lists lack some candidates
+  bool has_candidates = false;      // the lists have all, and the mass above these is known
+  bool has_all_candidates = false;  // besides, no kept element is above the candidates
 };
 
 }  // namespace flashplan::cuda

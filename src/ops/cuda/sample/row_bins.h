@@ -9,7 +9,7 @@
 
 namespace flashplan::cuda {
 
-constexpr int kGroupBins = 32;  // a lane each
+constexpr int kGroupBins = 32;  // bins of a group: one for each lane
 constexpr int kGroups = 24;
 constexpr int kBins = kGroups * kGroupBins;
 constexpr int kLogKeyBins = 9;  // log2 of the bins that a range of keys is divided into
@@ -77,7 +77,7 @@ struct Bins {
   }
   /// The sum of a bin. That of the first bin lacks what lanes have added to words of their own.
   __device__ uint64_t sum(int bin) const { return low[bin] + (uint64_t{high[bin]} << 32); }
-  /// What the lane has of the sum of a group.
+  /// The lane's bin of a group. The sum over the lanes of a warp is the sum of the group.
   __device__ uint64_t sum_of_group(int group) const {
     return sum(group * kGroupBins + lane_of_thread()) + (group == 0 ? low[first_of_lane()] : 0U);
   }
@@ -107,13 +107,13 @@ struct Range {
 struct Bin {
   int index;           // -1: all bins together do not reach what is wanted
   uint64_t above;      // the sum above the bin, with what is above all bins
-  uint64_t own_above;  // this CTA's part of it
+  uint64_t own_above;  // this CTA's part of `above`
   uint64_t wanted;
 };
 
-/// Finds, from the last bin down, the bin at which the sum of this CTA's bins and `above` reaches
-/// `wanted`, which the sum of all bins does. All threads call it after they have added to the bins,
-/// without a barrier in between, and get the result. `groups` is [kGroups].
+/// Finds, from the last bin down, the bin at which `above` plus this CTA's bins reach `wanted`. All
+/// bins together must reach it. All threads call it after they have added to the bins, without a
+/// barrier in between, and get the result. `groups` is shared memory for kGroups sums.
 __device__ inline Bin find_bin(const Bins& bins, uint64_t* groups, uint64_t above, uint64_t wanted,
                                Bin& found) {
   const int lane = lane_of_thread();

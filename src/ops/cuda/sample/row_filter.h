@@ -36,7 +36,7 @@ class RowFilter {
   }
 
  private:
-  /// Finds what filters keep.
+  /// Finds the cut: what the filters keep of the row.
   __device__ SampleError find_cut() {
     const SampleError of_row = load_row(row_);
     const SampleError error = row_.error_of_parameters();
@@ -62,7 +62,7 @@ class RowFilter {
   }
 
   struct Ties {
-    int end;         // elements of this part before this one are kept, if their key is the cut's
+    int end;         // of this part's elements at the cut, those before this place are kept
     uint64_t total;  // mass of what the cut keeps of the row
   };
 

@@ -30,7 +30,7 @@ __device__ inline int32_t row_of_cluster() {
 /// How a row is divided. Parts begin at multiples of 8 elements, so that they consist of whole
 /// words.
 struct RowSplit {
-  int32_t part = 0;   // elements of a CTA
+  int32_t part = 0;   // elements of a CTA's part
   bool held = false;  // whether the parts are kept in shared memory
 };
 
@@ -94,7 +94,7 @@ class RowPart {
     __syncthreads();
   }
 
-  /// As load(), after start_load().
+  /// Does what load() does, where start_load() was called before.
   template <class Body>
   __device__ void finish_load(BulkBarrier (&arrived)[kBulks], const Body& body) {
     if (!is_bulk()) {

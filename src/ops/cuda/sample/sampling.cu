@@ -50,7 +50,7 @@ bool is_counted(const SampleParams& p, Device device) {
 /// Filters that may keep more than its lists hold are left to clusters.
 bool is_streamed(const SampleParams& p, Device device) {
   if (p.from_probs || p.joint || p.vocab <= kMaxHeld) return false;
-  constexpr float kLargeMinP = 0.02F;  // keeps few
+  constexpr float kLargeMinP = 0.02F;  // a min-p that keeps few tokens
   const bool has_few = p.top_k.each != nullptr || p.top_k.all <= kMostStreamedTopK ||
                        p.min_p.each != nullptr || p.min_p.all >= kLargeMinP;
   return has_few && (!has_clusters(device) || p.num_rows >= num_sms(device));

@@ -113,7 +113,7 @@ __device__ inline float factor_of(const SoftmaxParams& p, int32_t row) {
   return __fdiv_rn(1.44269504F, p.temperature.of(row));
 }
 
-/// The memory of results of a part.
+/// The memory that the results of a part are written to.
 template <DType kTo>
 class PartOut {
  public:

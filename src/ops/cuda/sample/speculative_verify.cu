@@ -19,15 +19,16 @@ namespace {
 
 constexpr int kValues = 2;  // values that a CTA sends in a step
 
-/// Each CTA of a cluster has a copy of all but what is for the exchange.
+/// The shared memory of a CTA. From `rejected` on, its members have equal values in all CTAs of a
+/// cluster.
 struct Shared {
   Mailbox mail[2];
-  alignas(16) uint64_t values[2][kMaxCluster][kValues];  // of CTAs
+  alignas(16) uint64_t values[2][kMaxCluster][kValues];  // what each CTA sends, for two steps
   uint64_t warp_values[kRowWarps][kValues];
   Rejected rejected[kMaxDrafts];
   int32_t tokens[kMaxDrafts];
   int32_t parents[kMaxDrafts];
-  int32_t nodes[kMaxDrafts];           // that are accepted
+  int32_t nodes[kMaxDrafts];           // accepted nodes
   bool is_accepted_first[kMaxDrafts];  // where no draft of the same parent was rejected
 };
 static_assert(sizeof(Shared) <= 16 * 1024);
@@ -85,7 +86,7 @@ class Verifier {
     return random(sampling::kUseDraft + static_cast<uint32_t>(draft));
   }
 
-  /// Follows accepted drafts and draws the token behind them. All threads take the same way.
+  /// Follows accepted drafts and draws the token behind them. All threads take the same branches.
   __device__ SampleError walk() {
     for (int32_t node = -1;;) {
       part_.begin_row(node);
@@ -239,8 +240,8 @@ class Verifier {
     uint32_t key;
     uint64_t sum;
   };
-  /// The largest key, and the sum of sums below 2^54, over all threads of the cluster. All of them
-  /// call it. Leaves those of warps in shared_.warp_values.
+  /// The largest key and the sum, below 2^54, over all threads of the cluster, which all call it.
+  /// Leaves the key and the sum of each warp of this CTA in shared_.warp_values.
   __device__ KeyAndSum reduce(KeyAndSum own) {
     const int lane = lane_of_thread();
     own = reduce_warp(own);

@@ -106,8 +106,9 @@ class SampleStream : SampleList<kDType> {
       bound_ = sampling::value_of(row_.most) - min_p_depth_;
     }
     if (top_k_ > kMostStreamedTopK) return true;
-    // At least top_k words reach the range's least key, and so top_k elements do. Words far below
-    // the largest one count as one key, so that the ranges of the others are narrow.
+    // The least key of the range that is found is reached by the largest elements of at least top_k
+    // words, so by at least top_k elements. Words far below the largest one count as one key, so
+    // that the other words are divided into narrow ranges.
     constexpr int kNumWords = kProbed / kVec;
     constexpr uint32_t kSpan = 1U << 26;  // of keys: eight powers of two
     const uint32_t low = row_.most - min(row_.most - least, kSpan);

@@ -17,8 +17,8 @@ constexpr int kBinsOfThread = (kValueBins - 1) / kRowThreads + 1;
 /// A thread has kBinsOfThread bins, from its first one down. The first thread has the last bins.
 __device__ inline int first_bin(int thread) { return kValueBins - 1 - thread * kBinsOfThread; }
 
-/// By how much the mass of a row may differ, in the units of its bins, as its weights are rounded
-/// to 1 / sampling::kOne of the largest one.
+/// The largest error of a row's mass, in the units of its bins, that comes from the rounding of
+/// weights to multiples of 1 / sampling::kOne of the largest weight.
 template <bool kFromProbs>
 __device__ double rounding_of_row(int32_t vocab, float largest) {
   const double of_weights =
@@ -28,25 +28,25 @@ __device__ double rounding_of_row(int32_t vocab, float largest) {
 
 constexpr int kTriesAtOnce = 4;
 
-/// The elements above the bins that a list has room for. The bins reach at least up to the largest
-/// of the elements that a CTA reads first, a fourteenth of a row of 128,256 elements. If the order
-/// of elements is random, whatever they are, more than these are larger in 5 of 10^9 rows.
+/// How many elements of the last bin a list has room for. The other bins reach at least up to the
+/// largest of the elements that a CTA reads first, a fourteenth of a row of 128,256 elements. If
+/// the order of elements is random, more than 256 are larger than that one in 5 of 10^9 rows.
 constexpr int kMostAboveBins = 256;
 
 /// The shared memory of a CTA, at the same place in all CTAs of a cluster.
 struct CountedShared {
   PlainShared plain;
-  Mailbox bounds_mail[2];                                          // of the steps, in turn
+  Mailbox bounds_mail[2];                                          // for the steps in turn
   alignas(8) uint32_t bins[kValueBins + ValueBins<false>::kRest];  // of the CTA's elements
   float above[kRowThreads];  // the mass above the bins of each thread
   float warp_sums[kRowWarps];
   uint64_t listed[kMostAboveBins];  // keys and ids of the elements of the last bin
-  uint64_t groups[kGroups];         // of a histogram
+  uint64_t groups[kGroups];         // sums of the groups of a histogram
   uint32_t num_listed;  // elements of the last bin, also those without a place in `listed`
   sampling::RandomPair randoms[sampling::kMostTries];
-  uint64_t tokens[kTriesAtOnce];  // key, id
+  uint64_t tokens[kTriesAtOnce];  // key and, in the low half, id of each tried token
   uint32_t verdicts[kTriesAtOnce];
-  alignas(16) uint64_t bounds[2][kMaxCluster][2 * kTriesAtOnce];  // of CTAs and tries, of two steps
+  alignas(16) uint64_t bounds[2][kMaxCluster][2 * kTriesAtOnce];  // of two steps, by CTA and try
 };
 
 template <DType kDType, bool kFromProbs>
@@ -145,8 +145,8 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
   }
 
   /// Adds elements to the bins; all threads of the warp call it. Atomics on one bin wait for each
-  /// other. If the elements of the warp's last block were about equal, those of this block probably
-  /// are, too: if all that the warp adds here are in one bin, one thread adds their sum.
+  /// other. If the elements of the warp's previous block were about equal, those of this one
+  /// probably are, too: if all that the warp adds here are in one bin, one thread adds their sum.
   __device__ void add_to_bins(const float (&x)[kVec]) {
     uint32_t parts[kVec];
 #pragma unroll
@@ -210,8 +210,9 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
       shared_.listed[place] = uint64_t{key_of(elements_.at(id))} << 32 | ~static_cast<uint32_t>(id);
     }
   }
-  /// The mass of the listed elements whose key and id are a larger number than `order`: those that
-  /// come before an element, as they are larger or have smaller ids. All threads of a warp call it.
+  /// The mass of the listed elements for which key << 32 | ~id is larger than `order`. With this
+  /// number of an element as `order`, they are those before it: larger ones, and equal ones with
+  /// smaller ids. All threads of a warp call it.
   __device__ uint64_t listed_mass_before(uint64_t order) const {
     const int num = min(static_cast<int>(shared_.num_listed), kMostAboveBins);
     uint64_t mass = 0;
@@ -265,11 +266,12 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
   float place_of_largest_ = 0.0F;
 
  private:
-  // A block that weighs more is about flat: half of the weight of a block of equal elements.
+  // A block that weighs more than this is about flat, which means that its elements are about
+  // equal. It is half of the weight of a block of equal elements.
   static constexpr uint64_t kFlat = uint64_t{kBlock} << (kFromProbs ? 25 : 26);
 
-  float least_of_last_ = 0.0F;  // see ValueBins
-  bool is_flat_ = false;        // whether the warp's last block, or else its first, is about flat
+  float least_of_last_ = 0.0F;  // all elements of the last bin are at least this value
+  bool is_flat_ = false;        // the warp's previous block (at first: its first) is about flat
 };
 
 }  // namespace flashplan::cuda

@@ -24,10 +24,10 @@ __device__ inline int sent_of(int num_candidates) {
   return num_candidates <= share_of_rank() ? (num_candidates + 3) / 4 * 4 : 0;
 }
 
-/// Puts the part's elements in a range of positions, or of values from the low to the high one, in
-/// the lists that all CTAs have, and tells all CTAs the part's mass above the range. After it
-/// row.least and row.most are the smallest and the largest key in the range, and row.has_too_many
-/// tells whether a CTA has more candidates than its list holds.
+/// Sends those of the part's elements that are in `range` to the lists that all CTAs have, and the
+/// part's mass above the range to all CTAs. `kByValue`: the range has values, both ends included;
+/// else it has positions (position_of()). After it row.least and row.most are the smallest and the
+/// largest key in the range, and row.has_too_many tells whether a list has no room for all.
 template <bool kByValue, class Row>
 __device__ void gather_candidates(Row& row, const Range& range) {
   const int share = share_of_rank();
@@ -185,17 +185,17 @@ __device__ uint64_t mass_of_candidates(Row& row, const Cut& cut) {
   return row.sum_of_cta(mass);
 }
 
-// --- The threshold among them ---
+// --- The threshold of a filter ---
 
 struct Threshold {
   uint64_t wanted;
   uint64_t above;
 };
 
-/// Replaces cut->key by the largest key such that the elements from it on have the wanted count or
-/// mass, and cut->num_ties by 1. Elements above the old key take part; wanted_of(their count or
-/// mass) is wanted. If it is more than they have, the cut stays. Threshold::above: the count or
-/// mass above the key.
+/// Moves the cut up to the threshold: the largest key such that the elements with this key or a
+/// larger one have the count or mass that is wanted, which is wanted_of(the count or mass above the
+/// old cut). If all elements above the old cut have less, the cut stays. Sets cut->num_ties to 1.
+/// Threshold::above: the count or mass above the new key.
 template <bool kByWeight, class WantedOf, class Row>
 __device__ Threshold find_threshold(Row& row, Cut* cut, const WantedOf& wanted_of) {
   if (row.has_all_candidates) {  // all that has passed the filter before is in the lists

@@ -22,8 +22,8 @@ class ValueBins {
   static constexpr int kBins = 8192;
   /// A row may have at most this many elements, so that the sum of a bin fits 32 bits.
   static constexpr int32_t kMostElements = kFromProbs ? 262144 : 262600;
-  /// How much a sum of weights differs from the exact one, at most, as a part of it: half a part
-  /// for each element, and the rounding of sums of bins.
+  /// The largest relative error of a sum of weights: half a part of a bin for each element, and the
+  /// rounding of sums of bins.
   static constexpr double kError = kFromProbs ? 8e-5 : 5e-5;
 
   ValueBins() = default;
@@ -45,8 +45,8 @@ class ValueBins {
   static __device__ int bin_of_part(uint32_t part) { return static_cast<int>(part >> kLogParts); }
   __device__ int bin_of(float x) const { return bin_of_part(part_of(x)); }
   __device__ bool is_in_last(float x) const { return bin_of(x) == kBins - 1; }
-  /// A value that all elements of the last bin reach, also where values are rounded more coarsely
-  /// than bins. No probability is in the last bin.
+  /// All elements of the last bin are at least this value, even where floats are further apart than
+  /// bins. No probability is in the last bin.
   __device__ float least_of_last() const {
     if (kFromProbs) return INFINITY;
     const float value = value_of(static_cast<float>(kBins) - 1.5F);
@@ -115,7 +115,7 @@ class ValueBins {
   static constexpr int kFirst = 24576;  // the upper 17 bits of 2^-31
   static constexpr uint32_t kGrowth = 510;  // logits: weights grow by 1 / kGrowth from bin to bin
   static constexpr uint32_t kOne = kFromProbs ? 8192 : kGrowth << kLogParts;
-  // Probabilities: the mantissa. Logits: the part.
+  // Bits that amount_of_part() adds. Probabilities: of the mantissa. Logits: the part of the bin.
   static constexpr uint32_t kMask = kFromProbs ? 8191 : (1U << kLogParts) - 1;
   static constexpr auto kLast = static_cast<float>((1 << kLogParts) - 1);
   static constexpr float kOfOctave = kGrowth * 0.693147181F;

@@ -12,8 +12,8 @@
 
 namespace flashplan::cuda {
 
-/// A draft that was rejected, and what the target's probabilities summed to when it was: those of
-/// the drafts rejected before it were subtracted.
+/// A draft that was rejected, and what the target's probabilities summed to at that time, after
+/// those of the drafts rejected before it had been subtracted.
 struct Rejected {
   int32_t draft;
   float sum;
