@@ -32,7 +32,8 @@ void write_starts(const Schedule& schedule, const WorkTile* tiles, const int32_t
     start.end = tiles_before + schedule.cta_indptr[cta + 1];
     start.first_prepared[0] = kNotPrepared;
     if (last < 0) continue;
-    // Two records are copied even if the queue is shorter, because kernels use none beyond its end.
+    // Two tiles are always copied. If the queue has fewer, any other tile takes the free place,
+    // because kernels use none beyond the queue's end.
     for (int32_t i = 0; i < 2; ++i) {
       const WorkTile& tile = schedule.tiles[static_cast<std::size_t>(std::min(begin + i, last))];
       start.tiles[i] = tile;
@@ -70,8 +71,8 @@ Status DeviceSchedule::create(int32_t device, const ScheduleBounds& bounds, int3
   const std::size_t arrivals = static_cast<std::size_t>(bounds.merges) * sizeof(Arrivals);
   std::size_t counters = arrivals;
   if (prepares_keys_) {
-    // A warp loads the states of 32 tiles at once and may begin at the last tile, so there are 32
-    // more.
+    // A warp loads the states of 32 tiles at once, and may begin at the last tile. 32 more states
+    // are allocated, so that it reads none behind the array.
     const auto tiles = static_cast<std::size_t>(bounds.prepared_tiles) + 32;
     counters = (arrivals + alignof(PreparedState) - 1) & -alignof(PreparedState);
     prepared_states_ = staging_bytes_ + counters;

@@ -78,15 +78,16 @@ class DeviceSchedule {
   void release() noexcept;
 
   int32_t device_ = -1;
-  // Offsets in bytes. Merges come first and tiles last, so that one copy brings all records.
+  // Offsets of the records in a buffer, in bytes. Merges come first and tiles last, so that one
+  // copy brings all records that are used.
   std::size_t merges_ = 0;
   std::array<std::size_t, KernelChoices::kMost> starts_ = {};  // QueueStarts of each kernel
   std::array<int32_t, KernelChoices::kMost> num_ctas_ = {};
   std::size_t segments_ = 0;
   std::size_t mask_begins_ = 0;
-  // Where the arrays of PreparedKv begin, if keys are prepared.
-  std::size_t num_prepared_ = 0;     // num_tiles, then first_tiles
-  std::size_t prepared_states_ = 0;  // num_left, then states
+  // If keys are prepared: where the members of PreparedKv begin.
+  std::size_t num_prepared_ = 0;     // num_tiles, and first_tiles behind it
+  std::size_t prepared_states_ = 0;  // num_left, and states behind it
   bool prepares_keys_ = false;
   std::size_t tiles_ = 0;
   std::size_t staging_bytes_ = 0;

@@ -238,7 +238,7 @@ RowUnits row_units(const TensorView& view, const AttentionOptions& options) {
   const int64_t head = stride(dims.head);
   const int64_t all = page | token | head;
   const int64_t bytes = std::min(all & -all, int64_t{1} << 30);
-  int64_t last = 0;  // where the last row begins
+  int64_t last = 0;  // where the last row begins, in bytes
   for (int32_t d = 0; d + 1 < view.rank; ++d) last += (view.shape[d] - 1) * stride(d);
   if (last / bytes >= RowUnits::kNoRow) return {};
   return {static_cast<uint32_t>(bytes), static_cast<uint32_t>(page / bytes),
@@ -304,7 +304,7 @@ TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& opti
   const int64_t group = options.num_qo_heads / options.num_kv_heads;
   const int64_t tile_q = kernel.geometry.tile_q;
   constexpr int64_t kWarpgroupRows = 64;
-  const bool copies_q = options.q_dtype == kernel.q_dtype;  // others are widened
+  const bool copies_q = options.q_dtype == kernel.q_dtype;  // else q is widened, without a map
   maps.has_q = copies_q && tile_q % group == 0 && encode_tokens(&maps.q, t.q, group, tile_q);
   maps.has_q_tokens =
       copies_q && group <= kWarpgroupRows && encode_tokens(&maps.q_tokens, t.q, group, group);
@@ -315,9 +315,9 @@ TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& opti
     maps.v_units = row_units(t.v, options);
     return maps;
   }
-  // Boxes of half rows need head dims that are whole blocks, and keys in one tensor. For other
-  // boxes, if the tensors have fewer dims than the kernel, a box can not have all blocks, so it has
-  // one block of 8 rows.
+  // Boxes of half a row need head dims that are multiples of a block, and keys in one tensor. Boxes
+  // of whole rows need tensors with all dims of the kernel; if they have fewer, a box has one block
+  // of 8 rows.
   const bool has_halves = kernel.head_dim_qk > kHalfBlocks * kBlockDims;
   const bool has_whole_blocks =
       options.head_dim_qk % kBlockDims == 0 && options.head_dim_vo % kBlockDims == 0;
