@@ -51,7 +51,7 @@ inline int32_t preference_of_sm90(const AttentionOptions& options, BatchKind kin
   return has_aligned_dims(options) && has_boxes(options) && is_faster ? 1 : -1;
 }
 
-/// Uses wgmma, TMA and mbarriers, which compute capability 9.0 alone has.
+/// Uses wgmma, which only GPUs of compute capability 9.0 have, and TMA with mbarriers.
 inline constexpr KernelFamily kSm90Family = {.name = "sm90",
                                              .device = DeviceType::kCuda,
                                              .group = KernelGroup::kHopper,
@@ -77,7 +77,7 @@ inline int32_t preference_of_sm90_gather(const AttentionOptions& options, BatchK
   return has_aligned_dims(options) && !has_boxes(options) && is_faster ? 1 : -2;
 }
 
-/// The sm90 family, with keys and values copied by cp.async.
+/// The sm90 family, with keys and values copied row by row by cp.async instead of TMA.
 inline constexpr KernelFamily kSm90GatherFamily = {.name = "sm90_gather",
                                                    .device = DeviceType::kCuda,
                                                    .group = KernelGroup::kHopper,
@@ -115,7 +115,7 @@ inline int32_t preference_of_sm90_wide(const AttentionOptions& options, BatchKin
 }
 
 /// Uses wgmma, TMA and mbarriers for more than 256 dims. Each of two warpgroups computes half of
-/// the columns of o, as in sm90_mla.
+/// the columns of o.
 inline constexpr KernelFamily kSm90WideFamily = {.name = "sm90_wide",
                                                  .device = DeviceType::kCuda,
                                                  .group = KernelGroup::kHopper,

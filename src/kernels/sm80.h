@@ -32,7 +32,7 @@ constexpr KernelGeometry sm80_geometry() {
   return geometry;
 }
 
-/// Whether the kernel runs only on GPUs with 228 KB of shared memory per SM.
+/// Whether the kernel needs a GPU with 228 KB of shared memory per SM.
 template <typename Choices>
 constexpr bool kIsWidest = device::Tiling<Choices, 228>::kIsWidest;
 
@@ -70,8 +70,8 @@ Kernel make_sm80_kernel(std::string_view name, Architecture architecture) noexce
     kernel.code.short_rows_first =
         reinterpret_cast<const void*>(&device::attention_kernel<Short, true>);
   }
-  // The widest kernels are compiled only with the body for few rows first, which keeps the library
-  // small.
+  // The widest kernels are compiled only once, with the body for few rows first, to keep the
+  // library small.
   kernel.code.many_rows_first =
       reinterpret_cast<const void*>(&device::attention_kernel<Choices, kIsWidest<Choices>>);
   if constexpr (Choices::kTakesKeyTails) kernel.code.key_tails = kernel.code.many_rows_first;

@@ -65,7 +65,7 @@ struct MergedRow {
   }
 };
 
-/// The first counter of a merge.
+/// The first of the counters by which CTAs arrive at a merge.
 FLASHPLAN_DEVICE int32_t* counter_of(const AttentionParams& p, int32_t merge) {
   return p.schedule.arrivals[merge].counters;
 }
@@ -195,11 +195,12 @@ struct OutputRow {
       : token(rows.token(row, p.schedule.group_size)),
         head(static_cast<uint32_t>(rows.qo_head(kv_head, row, p.schedule.group_size))) {}
 
-  // Offsets in elements.
+  /// The offset of the row in o, in elements.
   FLASHPLAN_DEVICE int64_t o(const AttentionParams& p) const {
     return token * p.tensors.o.token_stride + head * p.tensors.o.head_stride;
   }
-  /// Writes a natural logarithm as the caller wants it. p.tensors.lse.data is not null.
+  /// Writes a natural log-sum-exp in the base that the caller wants. p.tensors.lse.data must not be
+  /// null.
   FLASHPLAN_DEVICE void write_lse(const AttentionParams& p, float lse) const {
     p.tensors.lse.data[token * p.tensors.lse.token_stride + head * p.tensors.lse.head_stride] =
         lse * p.tensors.lse_scale;

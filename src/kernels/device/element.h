@@ -93,7 +93,7 @@ struct Element<DType::kFloat8E4M3> {
   /// Widens two e4m3 numbers, which are in the upper bytes of the two 16-bit halves of `lanes`, to
   /// float16. Their bits are shifted to where a float16 has its exponent and mantissa. Because the
   /// exponents have different biases, this gives 2^-8 times the number, so the result is multiplied
-  /// by 2^8. 0x7f stands for NaN, which is set by itself.
+  /// by 2^8. The bits 0x7f stand for NaN, which the shift does not give, so it is set separately.
   static FLASHPLAN_DEVICE uint32_t widen_pair(uint32_t lanes) {
     const uint32_t shifted = (lanes & 0x80008000U) | ((lanes & 0x7f007f00U) >> 1);
     uint32_t pair;

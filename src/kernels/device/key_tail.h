@@ -6,15 +6,16 @@
 
 namespace flashplan::device {
 
-/// The addresses of the two rows that a ragged key consists of: its first dims in k, and its last
-/// dims in the other tensor.
+/// A ragged key whose dims are in two tensors. `own` is the address of its row of k, which has the
+/// first dims, and `tail` that of its row of the other tensor, which has the last dims.
 struct KeyParts {
   const unsigned char* own;
   const unsigned char* tail;
   int num_own;   // dims of the row in k
   int num_dims;  // dims of both rows
 
-  /// `row`: the key's row in both tensors. `own`: the address of that row of k.
+  /// `row`: the number of the key's row, which is the same in both tensors. `own`: the address of
+  /// its row of k.
   template <int kBytes>
   static FLASHPLAN_DEVICE KeyParts of(const AttentionParams& p, const unsigned char* own,
                                       int64_t row) {

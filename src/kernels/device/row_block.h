@@ -12,7 +12,7 @@ struct RowBlock {
   PackedRows rows;
   int32_t kv_row;    // the segment's row of the page table, or its first row of ragged k and v
   int32_t position;  // where the segment's first query stands among the keys
-  KeySpan keys;      // begin is rounded down, so the first keys may be hidden from all rows
+  KeySpan keys;      // keys.begin is rounded down, so the first keys may be hidden from all rows
 
   /// The last key of the request. Only hooks of variants call this, because it reads global memory.
   FLASHPLAN_DEVICE int32_t last_key(const AttentionParams& p) const {

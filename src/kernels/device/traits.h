@@ -19,7 +19,7 @@ struct Traits {
   static constexpr DType kKv = kKv_;
   static constexpr int kHeadDimQk = kHeadDimQk_;
   static constexpr int kHeadDimVo = kHeadDimVo_;
-  static constexpr bool kGathers = false;  // whether Sm90Gatherer copies keys and values
+  static constexpr bool kGathers = false;  // true: sm90_gather, which copies keys row by row
   // kTakesKeyTails: whether there is code for keys whose last dims are in a tensor of their own;
   // models have such keys only with more than 128 dims. kHasKeyTail: whether the kernel takes such
   // keys alone (WithKeyTails of the sm90 family).

@@ -285,7 +285,7 @@ class Epilogue {
   const int thread_;
   const WarpPlace<S> at_;
   float* const memory_;  // [kWarpsQ][kWarpsVo][kWarpsKv][8][S::kOutputDims]
-  float2* const stats_;  // (shift, sum) [kWarpsQ][kWarpsVo][kWarpsKv][8]
+  float2* const stats_;  // (shift, sum) of rows: [kWarpsQ][kWarpsVo][kWarpsKv][8]
   const int head_;
   const int chunk_;
   const bool is_last_chunk_;

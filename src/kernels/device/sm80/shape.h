@@ -169,8 +169,8 @@ struct Shape {
     unsigned char tables[kEntries][kTableBytes];  // a KvRow for each key of a tile
     int32_t ids[kEntries][T::kTileKv];            // the page id of each key of a tile
   };
-  // After the header come the memory of RowPeers and the buffer for queries, which some shapes do
-  // not have, and then the stages.
+  // Offsets in dynamic shared memory. After the header come the memory of RowPeers and the buffer
+  // for queries, which some shapes do not have, and then the stages.
   static constexpr int kPeers = sizeof(Header);
   static constexpr int kQuery = kPeers + kWarps * kPeerBytes;
   static constexpr int kFirstStage = kQuery + (kQueryInStage ? 0 : kQBytes);
@@ -191,16 +191,16 @@ struct Shape {
     unsigned char values[T::kVBytes];
   };
   static constexpr int kValue = FLASHPLAN_OFFSET_OF(Stage, values);
-  static constexpr int kStageQuery = sizeof(Stage);  // the queries, if kQueryInStage
+  static constexpr int kStageQuery = sizeof(Stage);  // where queries begin, if kQueryInStage
 };
 
 /// The shapes of a kernel, by the rows of a work tile.
 template <typename T, bool kFewRowsAlone = T::kFewRowsAlone>
 struct Shapes {
   using Few = Shape<T, 1, 1, T::kFewWarpsVo>;   // up to 16 rows: decode
-  using Some = Shape<T, 4, 1, T::kFewWarpsVo>;  // up to 64
+  using Some = Shape<T, 4, 1, T::kFewWarpsVo>;  // up to 64 rows
   using Many =
-      Shape<T, T::kTileQ / T::kManyRows, T::kManyRows / 16, T::kManyWarpsVo>;  // up to 128: prompts
+      Shape<T, T::kTileQ / T::kManyRows, T::kManyRows / 16, T::kManyWarpsVo>;  // more: prompts
 
   static constexpr int kLarger =
       Few::kSmemBytes > Some::kSmemBytes ? Few::kSmemBytes : Some::kSmemBytes;

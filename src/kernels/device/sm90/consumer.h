@@ -322,7 +322,8 @@ class Sm90Consumer {
       barrier_wait(S::kOwnBarrier + warpgroup_, 128);
     }
   }
-  /// Skips the parts that are left over in a query buffer: the next tile takes a whole buffer.
+  /// Skips the parts of the current query buffer that small tiles have left unused, because the
+  /// next tile takes a whole buffer. The producer announces these parts without filling them.
   FLASHPLAN_DEVICE void skip_query_parts() {
     while (q_ % S::kQParts != 0) {
       const MbarrierPhase full = query_part_full();
@@ -385,8 +386,8 @@ class Sm90Consumer {
   float o_[S::kHeadDimVo / 2] = {};
   uint32_t weights_[S::kTileKv / 16][4] = {};
   Sm90SlotRing<S> ring_;
-  uint32_t q_ = 0;           // place of this unit's queries: parts of buffers taken before
-  uint32_t last_q_ = 0;      // place of the queries of the unit before
+  uint32_t q_ = 0;           // parts of query buffers that were taken before this unit's queries
+  uint32_t last_q_ = 0;      // parts that were taken before the queries of the previous unit
   bool begins_tile_ = true;  // whether this unit is the first of a tile
   bool shared_ = false;      // whether all warpgroups have rows of this unit
   bool last_shared_ = false;

@@ -17,7 +17,7 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
   using Base = Sm90ProducerWarp<S>;
 
  public:
-  /// `warp`: its number among those that gather.
+  /// `warp`: this warp's number among the warps that gather.
   FLASHPLAN_DEVICE Sm90Gatherer(const AttentionParams& p, const Sm90Smem<S>& smem, int warp)
       : Base(p, smem, warp) {}
 
@@ -139,7 +139,7 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
       // This is computed anew, so that no registers are held during the wait.
       const int lane = opaque(lane_);
       const int chunk = lane % kLanesPerRow;
-      const int first = lane / kLanesPerRow;  // this lane's row of those that are copied at once
+      const int first = lane / kLanesPerRow;  // this lane's row among rows copied at once
       const auto* from = opaque(static_cast<const unsigned char*>(view.data) + chunk * 16);
       const uint32_t to = tile + warp_ * S::Key::kGroupBytes;
       const uint32_t place = S::Key::offset(first, chunk);

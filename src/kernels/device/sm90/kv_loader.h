@@ -194,8 +194,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     mbarrier_wait(smem_.slot_empty(slot), (position / kNumSlots & 1) ^ 1);
     const uint32_t to = smem_.slot(slot);
     uint32_t full = smem_.slot_full(slot);
-    // Where keys are rotated, the rotator gets them before the consumers. `position` is twice the
-    // number of the step, or 1 less.
+    // Where keys are rotated, the rotator gets them before the consumers. For keys `position` is
+    // twice the number of the step, or 1 less, so this gives the number of the step.
     if (S::kRotates && is_key) full = smem_.key_loaded((position + 1) / 2 % S::kSlots);
     const int32_t token = step.kv_row + step.key;  // row of ragged tensors
     if (!maps_.has_kv || (!is_paged() && token + S::kTileKv > maps_.num_kv_tokens)) {

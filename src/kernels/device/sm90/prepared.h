@@ -13,7 +13,8 @@ struct Sm90Prepared {
   /// values.
   static constexpr int kParts = S::kTileKv / S::kPartRows;
 
-  /// Waits for the first record of the queue, and returns whether it says that keys are prepared.
+  /// Waits for the record of the queue's first work tile, and returns whether it says that keys are
+  /// prepared.
   static FLASHPLAN_DEVICE bool is_in_use(const AttentionParams& p, const Sm90Smem<S>& smem) {
     if (p.prepared.states == nullptr) return false;
     mbarrier_wait(smem.context_full(0), 0);

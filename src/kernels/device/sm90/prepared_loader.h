@@ -64,8 +64,8 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
 
   static constexpr int32_t kNoTile = kNotPrepared - 1;
 
-  /// Fills the next slot if this warp has to, and goes on to the one after it. `tile`: the number
-  /// of the prepared tile, or kNotPrepared.
+  /// Fills the next slot of the ring if this warp has to, and goes on to the slot after it. `tile`:
+  /// the number of the prepared tile whose keys or values belong to the slot, or kNotPrepared.
   FLASHPLAN_DEVICE void take_slot(bool is_key, int32_t tile, int32_t head) {
     if (is_key == kIsKey && (!S::kWidens || tile != kNotPrepared)) load(tile, head);
     if constexpr (S::kWidens) {
@@ -129,7 +129,7 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
   int num_arrivals_ = 0;
   int slot_ = 0;            // the next slot
   uint32_t parity_ = 1;     // parity of the phase in which that slot is freed
-  int32_t first_seen_ = 0;  // the first of the 32 tiles that ready_ tells of
+  int32_t first_seen_ = 0;  // the first of the 32 tiles that ready_ tells of, of kv head head_seen_
   int32_t head_seen_ = -1;
   uint32_t ready_ = 0;  // a bit for each tile from first_seen_ on: whether it is ready
 };

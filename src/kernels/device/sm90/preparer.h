@@ -32,8 +32,8 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
   /// Returns when each of their parts is prepared or claimed by another warp.
   FLASHPLAN_DEVICE void prepare_before(int32_t end) {
     int32_t stored = kNoPart;      // the part that is on its way to the workspace
-    bool stored_key = true;        // whether these are its keys; otherwise its values
-    bool stored_on_pages = false;  // whether all of its page ids are inside of the cache
+    bool stored_key = true;        // whether the keys of `stored` are on their way, or its values
+    bool stored_on_pages = false;  // whether all page ids of `stored` are inside of the cache
 #pragma unroll 1
     for (;;) {
       Part part;
@@ -289,7 +289,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
 
   int32_t i_ = 0;  // number of the work tile in the queue
   int32_t head_ = kNoHead;
-  uint32_t num_steps_ = 0;  // of the work tiles since prepare_from() began
+  uint32_t num_steps_ = 0;  // steps of the work tiles since prepare_from() began
   int32_t claimed_ = 0;     // in lane 0: the number of the part that the warp has claimed
 };
 

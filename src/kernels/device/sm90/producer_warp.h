@@ -12,7 +12,7 @@ namespace flashplan::device {
 template <typename S>
 class Sm90ProducerWarp {
  public:
-  /// `warp`: its number in its warpgroup.
+  /// `warp`: this warp's number in its warpgroup.
   FLASHPLAN_DEVICE Sm90ProducerWarp(const AttentionParams& p, const Sm90Smem<S>& smem, int warp)
       : p_(p), maps_(p.maps), smem_(smem), warp_(warp), lane_(static_cast<int>(threadIdx.x) % 32) {}
 

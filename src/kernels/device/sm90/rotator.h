@@ -34,7 +34,7 @@ class Sm90Rotator {
           bool begins = true;
           do {
             rotate_keys(key, begins, series);
-            begins = !KeySeries::kGoesOn || !begins;  // anew at every other step: errors grow
+            begins = !KeySeries::kGoesOn || !begins;  // anew every other step, as errors grow
             key += S::kTileKv;
           } while (key < context.tile.kv_end);
         }
@@ -200,7 +200,8 @@ class Sm90Rotator {
       const int end = first_row < kRowStep ? block.rows.num_rows : 0;
       const int32_t group_size = p_.schedule.group_size.value;
       FourTurns<Variant> turns;
-      // True if the rows of this thread, and their positions, are evenly spaced.
+      // If the rows of this thread, and so their positions, are evenly spaced, the angles follow
+      // from one another.
       if (kRowStep % 8 == 0 && kRowStep % group_size == 0) {
         turns.begin(item, position(first_row), [&](int pair) {
           return rotor(angle_of(Variant::turns(pair), kRowStep / group_size), 1.0F);
@@ -250,7 +251,7 @@ class Sm90Rotator {
   // 1 if the next step follows another step without a break: then, in one ring, the values of that
   // step come after the keys of the next one. Otherwise 0.
   int32_t follows_ = 0;
-  int32_t place_ = 0;  // place of the next queries: parts of buffers taken before
+  int32_t place_ = 0;  // parts of query buffers that were taken before the next queries
 };
 
 }  // namespace flashplan::device

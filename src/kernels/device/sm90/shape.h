@@ -182,7 +182,7 @@ struct Sm90Shape : Choices {
   static constexpr int kPreparedSlots = kSlots - (kStagesInSlot ? 1 : 0);
   // Bytes of the ring that merges may use.
   static constexpr int kMergeBytes = kRingBytes - (kStagesInSlot ? kSlotBytes : 0);
-  // As for kSlots: two warps fill the slots in turn, which takes more than three.
+  // Two warps fill the slots in turn, which takes more than three slots (see kSlots above).
   static_assert(!kTakesPrepared || kPreparedSlots > 3);
 };
 

@@ -15,16 +15,17 @@ struct Sm90Readers {
 
   int32_t count;          // how many were added to the list, which has no room for more than kMost
   int32_t has_complete;   // 1: this CTA has marked requests
-  int32_t num_listed[2];  // requests to merge in this round; [0]: of even rounds, [1]: of odd
+  int32_t num_listed[2];  // requests to merge in a round; [0]: in even rounds, [1]: in odd rounds
   int32_t merges[kMost];  // the list: numbers of the merges
 };
 
-/// A merge that waits until the queue has ended. Then Sm90Merge::merge_waiting() does it.
+/// Rows that a warpgroup has to merge after the queue has ended, by Sm90Merge::merge_waiting():
+/// part number part_index, of part_count equal parts, of the rows of merge number `merge`.
 struct alignas(16) Sm90WaitingMerge {
   int32_t part_index;
   int32_t part_count;
   int32_t merge;
-  uint32_t first_row;  // first row of the warpgroup; with the bit Sm90Merge::kManyRows
+  uint32_t first_row;  // first row of the warpgroup, and the bit Sm90Merge::kManyRows
 };
 /// The waiting merges of a warpgroup.
 struct alignas(16) Sm90WaitingMerges {
@@ -80,7 +81,7 @@ struct alignas(1024) Sm90SharedMemory {
   MbarrierWord key_loaded[S::kSlots];
   MbarrierWord q_loaded[S::kQBarriers];
   alignas(512) Sm90Context contexts[S::kContexts];
-  int32_t page_ids[2][2][kIdsOfBatch];  // two batches of each of two warps
+  int32_t page_ids[2][2][kIdsOfBatch];  // two batches for each of two warps
   Sm90Readers readers;
   Sm90WaitingMerges waiting[S::kWarpgroups];
   MbarrierWord states_full;  // bulk copies have brought the states that Sm90Merge merges

@@ -57,7 +57,7 @@ class Sm90SlotRing {
 
  private:
   static constexpr int kRings = S::kHasTwoRings ? 2 : 1;
-  /// The number of the ring, which is also that of its first slot.
+  /// The number of the ring with the keys or the values; it is also the number of its first slot.
   static FLASHPLAN_DEVICE int ring_of(bool is_key) { return S::kHasTwoRings && !is_key ? 1 : 0; }
 
   struct Place {

@@ -15,8 +15,8 @@ struct Sm90Softmax {
   static_assert(kKeyTiles <= 16);  // a word has a bit for each of a thread's columns in a row
   // The shift before the first key. It is finite, so that masked logits of -inf give no NaN.
   static constexpr float kNoShift = -3e38F;
-  // If a thread's weights of one step add up to more than this, they are too large. Weights up to
-  // this are as precise as those up to 1, in float32 sums and in products with 16-bit operands.
+  // If a thread's weights of one step add up to more than kMost, the shifts are raised. Weights of
+  // up to kMost are as precise as weights of up to 1, in float32 sums and in 16-bit products.
   static constexpr float kMost = 1024.0F;
 
   /// What the rows of a warpgroup see of a work tile.
@@ -24,7 +24,7 @@ struct Sm90Softmax {
     int32_t begin;  // every row sees [begin, end)
     int32_t end;
     bool off_pages;      // page ids of some keys may be outside of the cache; see find_pages()
-    int32_t own_end[2];  // the end of what each of this thread's two rows sees
+    int32_t own_end[2];  // the end of the keys that each of this thread's two rows sees
     float most[2];       // kMost, or infinity for a row of padding
     bool has_rows;       // whether this warp has any rows
     // One bit for each of this thread's columns, 0 where a list of keys (topk) names no key of the

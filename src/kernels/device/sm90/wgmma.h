@@ -80,7 +80,7 @@ struct Wgmma;
                    : d_                                                                           \
                    : "l"(a.bits()), "l"(b.bits()), "r"(static_cast<int>(adds)));                  \
     }                                                                                             \
-    /* d = a * b^T: d need not have a value. */                                                   \
+    /* d = a * b^T: d may be uninitialised.  */                                                   \
     static FLASHPLAN_DEVICE void first_by_dims(float (&d)[n / 2], WgmmaOperand a,                 \
                                                WgmmaOperand b) {                                  \
       asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." text "." text " {" r         \

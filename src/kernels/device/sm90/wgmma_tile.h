@@ -9,7 +9,7 @@ namespace flashplan::device {
 
 /// The descriptor of an operand in shared memory.
 struct WgmmaOperand {
-  uint32_t low;  // has the operand's address, which steps are added to
+  uint32_t low;  // has the operand's address; adding a step (step_of_dims() ...) moves it
   uint32_t high;
 
   FLASHPLAN_DEVICE WgmmaOperand operator+(uint32_t step) const { return {low + step, high}; }

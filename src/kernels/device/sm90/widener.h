@@ -101,15 +101,15 @@ class Sm90Widener : Sm90ProducerWarp<S> {
 
   static_assert(S::kTileKv == S::kPreparingWarps * S::kPartRows);
 
-  /// What this warp does for a step of keys. Each lane has a row of it.
+  /// This warp's rows of a step of keys, of which each lane has one.
   struct Step {
-    // Which rows of this warp are copied: begin + 256 * end. Its other rows become zeros.
+    // begin + 256 * end: rows [begin, end) of this warp are copied, its other rows become zeros.
     int32_t rows;
     int32_t head;
     int32_t key;   // the first key; of ragged keys, its row of the tensor
     int32_t page;  // page id of this lane's row
   };
-  // Values of Step::rows that are no rows.
+  // Negative values of Step::rows: this warp copies no rows.
   static constexpr int32_t kNone = -3;          // there is no step
   static constexpr int32_t kOthers = -2;        // other warps fill the slot of its keys
   static constexpr int32_t kOthersValues = -1;  // other warps fill the slot of its values

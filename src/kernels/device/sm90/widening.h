@@ -69,7 +69,7 @@ struct Sm90Widening {
 
  private:
   static constexpr int kRowsAtOnce = 8;
-  // Eight lanes take 64 bytes of two rows; four such groups of lanes take eight rows.
+  // Eight lanes widen 64 bytes of each of two rows, so the four groups of lanes widen eight rows.
   static constexpr int kQuarters = kChunks / 4;
   static constexpr int kItems = kRowsAtOnce / 8 * kQuarters;
 

@@ -74,7 +74,7 @@ FLASHPLAN_DEVICE void run_mla_row_producer(const AttentionParams& p, const MlaSm
   }
 }
 
-// What a warpgroup does.
+// The roles of warpgroups.
 constexpr int kCopier = 0;  // a producer that copies keys row by row
 constexpr int kConsumer = 1;
 constexpr int kProducer = 2;

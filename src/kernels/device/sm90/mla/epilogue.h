@@ -211,7 +211,7 @@ class MlaEpilogue {
                                      const Accumulators& o) const {
     const int thread = opaque(thread_);
     const int lane = thread % 32;
-    const int first_row = thread / 32 * 16;  // of the warp
+    const int first_row = thread / 32 * 16;  // first row of the warp
     if (first_row >= rows.num_rows) return;
     static_assert(S::kConsumerWarps * 8 * 128 <= S::kWeightsBytes);
     const uint32_t memory = smem_.weights() + (warpgroup_ * 4 + thread / 32) * 8 * 128;
@@ -262,7 +262,7 @@ class MlaEpilogue {
     constexpr int kDims = 16;
     const int thread = opaque(thread_);
     const int lane = thread % 32;
-    const int first_row = thread / 32 * 16;  // of the warp
+    const int first_row = thread / 32 * 16;  // first row of the warp
     constexpr int kRowBytes = kDims * 4;
     static_assert(S::kConsumerWarps * 16 * kRowBytes <= S::kWeightsBytes);
     const uint32_t memory = smem_.weights() + (warpgroup_ * 4 + thread / 32) * 16 * kRowBytes;

@@ -23,16 +23,16 @@ class MlaKeyWarp {
     int32_t count;
     int32_t num_hidden;
     int32_t kv_row;
-    bool is_prefetched;  // by this CTA
+    bool is_prefetched;  // this CTA brings the block to the L2 cache
   };
 
   /// The keys of a work tile.
   struct Keys {
     int32_t begin;
     int32_t end;
-    int32_t first_seen;  // by any row
-    int32_t kv_row;      // of the segment
-    int32_t qo_len;      // of the segment
+    int32_t first_seen;  // the first key that any row sees
+    int32_t kv_row;  // the segment's row of the page table or lists, or first row of ragged keys
+    int32_t qo_len;  // query tokens of the segment
     int32_t row_tile;
     bool is_end;
     bool has_steps;
@@ -135,8 +135,8 @@ class MlaKeyWarp {
   FLASHPLAN_DEVICE void report_pages(bool on_page) const {
     if (__all_sync(0xffffffffU, on_page) == 0) store_shared_4(smem_.on_pages(), kSomeOffPages);
   }
-  /// Writes zeros behind the last row of a block, once its boxes have arrived, and announces both
-  /// parts at the barriers that full(part) returns.
+  /// Once the boxes of a block have arrived, replaces the rows behind the last key by zeros. Then
+  /// announces the left and the right half of the block at the barriers full(0) and full(1).
   template <typename Full>
   FLASHPLAN_DEVICE void hide_rows(const Block& block, uint32_t number, Full full) {
     if (lane_ == 0) mbarrier_arrive(smem_.tail_full());
@@ -173,7 +173,7 @@ class MlaKeyWarp {
   const int lane_;
 
  private:
-  uint32_t tail_parity_ = 0;  // of tail_full()
+  uint32_t tail_parity_ = 0;  // parity of the phase of tail_full() that comes next
 };
 
 /// One warp; lane i brings box i of a block.

@@ -19,7 +19,7 @@ FLASHPLAN_DEVICE void add_mla_logits_of_warp(const MlaSmem<S>& smem, uint32_t bl
   for (int step = 0; step < S::kHeadDimQk / 16; ++step) {
     uint32_t a[4];
     const int chunk = step % 4 * 2;
-    const int dims = step / 4;  // which 64 dims
+    const int dims = step / 4;  // number of the group of 64 dims
     ldmatrix(a, q + dims * S::Query::kBlockBytes + (((chunk + lane / 16) ^ lane) % 8 << 4));
     const bool is_tail = dims >= 2 * kBlocksOfHalf;
     const int group_bytes = is_tail ? S::Tail::kGroupBytes : S::Half::kGroupBytes;

@@ -65,7 +65,7 @@ struct MlaMerge {
   }
 
  private:
-  static constexpr int32_t kFewRows = 4;  // so few rows are merged by the last CTA alone
+  static constexpr int32_t kFewRows = 4;  // up to this many rows are merged by the last CTA alone
   static constexpr int kQuarters = S::kHeadDimVo / 128;
   static constexpr int64_t kStateRows = S::kRowsOfTile;
 

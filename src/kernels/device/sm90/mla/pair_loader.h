@@ -72,8 +72,8 @@ class MlaPairLoader : MlaWideningWarp<S> {
     if (has_next) fill_left(number + 1, next_, later);
     return later;
   }
-  /// Fills the left part of a block, whose rows are `rows`, and its tails. Then loads those of the
-  /// block after it, whose rows are `following`.
+  /// Widens and stores the left half and the tails of a block, whose rows are `rows`. Then loads
+  /// the left half and the tails of the block after it, whose rows are `following`.
   FLASHPLAN_DEVICE void fill_left(uint32_t number, const Rows& rows, const Rows& following) {
     Base::wait(smem_.emptied(number, 0));
     hide_rows(rows);
@@ -94,8 +94,8 @@ class MlaPairLoader : MlaWideningWarp<S> {
     cp_async_commit();
   }
 
-  /// The left half of the rows, their tails, and their scales: that of row i % 8 in lane i, of 128
-  /// dims from i / 8 * 128 on.
+  /// Loads the left half of the rows, their tails, and their scales. Lane i gets the scale of row
+  /// i % 8 for the 128 dims from i / 8 * 128 on.
   FLASHPLAN_DEVICE void load_left(const Rows& rows) {
     const unsigned char* from = Base::content(rows, 0);
 #pragma unroll
@@ -113,8 +113,9 @@ class MlaPairLoader : MlaWideningWarp<S> {
       scales_ = __uint_as_float(load_global_4(row + Widening::kContentDims + lane() / kRows * 4));
     }
   }
-  /// The right half. Its address depends, by a number that is 0, on what load_left() has loaded: so
-  /// the left half is there before these loads begin, and no later use of it waits for them.
+  /// Loads the right half of the rows. By a number that is 0, its address depends on what
+  /// load_left() has loaded. So the left half is there before these loads begin, and uses of it do
+  /// not wait for them.
   FLASHPLAN_DEVICE void load_right(const Rows& rows) {
     const uint32_t zero = left_[0].x & static_cast<uint32_t>(Base::warp_ / S::kWideningWarps);
     const unsigned char* from = Base::content(rows, 0) + S::kHalfDims + zero;
@@ -151,7 +152,7 @@ class MlaPairLoader : MlaWideningWarp<S> {
     float scale = 1.0F;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      if (i % 2 == 0) scale = Base::scale_of(scales, 0, part * kItems + i);  // of 128 dims
+      if (i % 2 == 0) scale = Base::scale_of(scales, 0, part * kItems + i);  // of two items
       Base::store_widened(to + Base::place_in_half(0, i), items[i], scale);
     }
   }
@@ -166,11 +167,11 @@ class MlaPairLoader : MlaWideningWarp<S> {
     }
   }
 
-  uint4 left_[kItems] = {};   // the left half of this lane's row
-  uint4 right_[kItems] = {};  // its right half
+  uint4 left_[kItems] = {};   // this lane's items of the left half
+  uint4 right_[kItems] = {};  // this lane's items of the right half
   uint4 tail_[Base::kTailHas8Bits ? 1 : Base::kTailCopies] = {};
-  float scales_ = 1.0F;        // of the left half
-  float right_scales_ = 1.0F;  // of the right half
+  float scales_ = 1.0F;        // for scale_of(): scales of the left half
+  float right_scales_ = 1.0F;  // for scale_of(): scales of the right half
 };
 
 }  // namespace flashplan::device

@@ -186,7 +186,7 @@ class MlaRecordLoader {
   const int lane_;
   int32_t queue_begin_ = 0;
   int32_t num_tiles_ = 0;
-  int32_t num_records_ = 0;  // loaded so far
+  int32_t num_records_ = 0;  // records loaded so far
   uint32_t num_loaded_ = 0;  // tiles whose queries are loaded
 };
 

@@ -26,7 +26,7 @@ class MlaRowLoader : MlaKeyWarp<S> {
   /// Arrivals at the barriers of a block's parts.
   static constexpr int kArrivals = S::kGatherWarps * 32;
 
-  /// `warp`: its number among those that copy rows.
+  /// `warp`: this warp's number among the warps that copy rows.
   FLASHPLAN_DEVICE MlaRowLoader(const AttentionParams& p, const MlaSmem<S>& smem, int warp)
       : Base(p, smem), places_(p), warp_(warp) {}
 
@@ -65,8 +65,8 @@ class MlaRowLoader : MlaKeyWarp<S> {
   struct Source {
     const unsigned char* row;
     const unsigned char* tail;
-    bool is_seen;  // by some row of the tile
-    bool exists;   // is seen, and has a row of the cache
+    bool is_seen;  // some row of the tile sees the key
+    bool exists;   // is_seen, and the cache has the key
   };
   FLASHPLAN_DEVICE Source source(const Block& block, int32_t id) const {
     const KvView& view = p_.tensors.k;
@@ -95,8 +95,9 @@ class MlaRowLoader : MlaKeyWarp<S> {
     if (S::kTailDims > 0) prefetch_l2(own.tail);
   }
 
-  /// Zeros replace rows past the last key, rows of keys that no query sees, and rows of keys that
-  /// are not in the cache: what lies there may be NaN, and 0 * NaN is NaN.
+  /// Copies this warp's rows of a block to its slot. Zeros replace rows past the last key, rows of
+  /// keys that no query sees, and rows of keys that are not in the cache: what lies there may be
+  /// NaN, and 0 * NaN is NaN.
   FLASHPLAN_DEVICE void fill(const Block& block, uint32_t number, int32_t id) const {
     const Source own = source(block, id);
     const uint32_t existing = __ballot_sync(0xffffffffU, own.exists);

@@ -6,8 +6,8 @@
 
 namespace flashplan::device {
 
-/// `Choices`: see Traits. Keys have kHeadDimQk dims, and their first kHeadDimVo ones are the
-/// values: a left and a right half of 256. The dims behind the values are the tail.
+/// `Choices`: the compile-time choices (Traits). Keys have kHeadDimQk dims. Their first kHeadDimVo
+/// dims are the values, in a left and a right half of 256 dims. The other dims are the tail.
 ///
 /// `kPairs_`: whether two CTAs, which are a cluster, compute the work tiles of a queue together.
 /// Tiles then have twice the rows, and each CTA has half of them. Each widens half of the keys of
@@ -18,14 +18,14 @@ struct MlaShape : Choices {
   static constexpr bool kWidens = Choices::kKv != Choices::kQ;
   static constexpr bool kPairs = kPairs_;
   static_assert(kWidens || !kPairs);
-  static constexpr int kCtas = kPairs ? 2 : 1;  // of a queue
-  // Whether values are tensors of their own; see WideShape.
+  static constexpr int kCtas = kPairs ? 2 : 1;  // CTAs that run a queue
+  // Whether values are a tensor of their own (WideShape), and not the first dims of keys.
   static constexpr bool kHasValues = false;
   template <typename S>
   using Softmax = Sm90Softmax<S>;
-  static constexpr int kWarpgroups = 2;  // of consumers, each with one half of the output's columns
+  static constexpr int kWarpgroups = 2;  // consumers, each with one half of the output's columns
   static constexpr int kTileQ = 64;      // rows of a CTA
-  static constexpr int kRowsOfTile = kCtas * kTileQ;  // of a work tile
+  static constexpr int kRowsOfTile = kCtas * kTileQ;  // rows of a work tile
   static constexpr int kTileKv = 64;
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
   static constexpr int kConsumerThreads = 128 * kWarpgroups;

@@ -8,10 +8,10 @@
 
 namespace flashplan::device {
 
-/// Rows of a merge that wait for the end of the queue; see MlaMerge.
+/// Rows that this CTA has to merge after the end of the queue (MlaMerge::merge_waiting()).
 struct MlaWaitingMerge {
   Merge merge;
-  int32_t begin;  // of the rows
+  int32_t begin;  // the first of the rows
   int32_t end;
 };
 
@@ -77,7 +77,7 @@ struct alignas(1024) MlaSharedMemory {
   uint64_t full[kOperands * S::kSlots][2];
   uint64_t empty[kOperands * S::kSlots][2];
   alignas(8) uint8_t found[S::kSlots][S::kTileKv / 8];
-  uint64_t tail_full;  // the boxes of a tile's last block are there; then zeros are written
+  uint64_t tail_full;  // the boxes of a tile's last block are there, so zeros may be written
   uint64_t q_full;
   uint64_t q_empty;
   uint64_t context_full[S::kContexts];
@@ -85,7 +85,7 @@ struct alignas(1024) MlaSharedMemory {
   int32_t on_pages;  // kAllOnPages or kSomeOffPages, see pages.h
   int32_t num_waiting;
   MlaWaitingMerge waiting[kMostSplitsPerQueue];
-  uint32_t raised[4];  // of each warp: whether the shifts of its rows differ from those before
+  uint32_t raised[4];  // for each warp: whether the shifts of its rows were raised
   float shift[S::kTileQ];
   float sums[2][S::kWarpgroups][S::kTileQ];
   int32_t num_states[S::kContexts];
@@ -119,16 +119,16 @@ struct MlaSmem {
     return {base + FLASHPLAN_OFFSET_OF(Memory, full) + slot_of(block) * 16 + part * 8,
             block / S::kSlots & 1};
   }
-  /// The phase in which the same part of the block before in this slot is freed.
+  /// The phase in which this part of the previous block in the same slot is freed.
   FLASHPLAN_DEVICE MbarrierPhase emptied(uint32_t block, int part) const {
     return {empty(block, part), (block / S::kSlots & 1) ^ 1};
   }
   FLASHPLAN_DEVICE uint32_t empty(uint32_t block, int part) const {
     return base + FLASHPLAN_OFFSET_OF(Memory, empty) + slot_of(block) * 16 + part * 8;
   }
-  // Phases of values that are tensors of their own. keys_read(): the phase in which the keys of the
-  // block have freed the place of its values; values_read(): that in which the values of the block
-  // before in the slot have freed the place of its keys.
+  // Phases where values are a tensor of their own, and take the place of the keys in the slot.
+  // keys_read(): the keys of the block have been read, so its values may come. values_read(): the
+  // values of the previous block in the slot have been read, so the keys of this block may come.
   FLASHPLAN_DEVICE MbarrierPhase values_full(uint32_t block, int part) const {
     const MbarrierPhase of_keys = full(block, part);
     return {of_keys.barrier + S::kSlots * 16, of_keys.parity};
@@ -187,7 +187,7 @@ struct MlaSmem {
   FLASHPLAN_DEVICE uint32_t slot(uint32_t block) const {
     return base + FLASHPLAN_OFFSET_OF(Memory, slots) + slot_of(block) * S::kSlotBytes;
   }
-  /// A half of the values of a block.
+  /// The address of a half of a block's values (0: left, 1: right).
   FLASHPLAN_DEVICE uint32_t half(uint32_t block, int part) const {
     return slot(block) + part * S::kHalfBytes;
   }

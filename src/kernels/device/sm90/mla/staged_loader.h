@@ -64,10 +64,11 @@ class MlaStagedLoader : MlaWideningWarp<S> {
   using Base::rows_;
   using Base::smem_;
 
-  static constexpr int kRawBytes = 32 * 16;  // of an item of all lanes
+  static constexpr int kRawBytes = 32 * 16;  // raw bytes of an item, of all lanes
   static_assert(2 * kRawBytes == S::Half::kBlockBytes && 2 * kRawBytes == S::Tail::kGroupBytes);
 
-  /// Fills the slot of block `number`, whose raw left half is under way. See for_each_slot().
+  /// Fills this warp's rows of the slot of block `number`, whose raw left half is under way. It is
+  /// called by for_each_slot().
   template <typename BlockAfter>
   FLASHPLAN_DEVICE Rows fill_slot(uint32_t number, bool has_next, const BlockAfter& block_after) {
     const bool is_empty = left_is_empty(number + 1);
@@ -129,7 +130,8 @@ class MlaStagedLoader : MlaWideningWarp<S> {
     }
   }
 
-  /// Where this lane's raw items of the left half begin, and those of the tail.
+  /// raw_half(): where this lane's raw items of the left half begin; raw_tail(): where those of the
+  /// tail begin.
   FLASHPLAN_DEVICE uint32_t raw_half(uint32_t number) const {
     return Base::own_half(number, 0) + kGroups * kItems * kRawBytes + lane() * 16;
   }
@@ -219,20 +221,20 @@ class MlaStagedLoader : MlaWideningWarp<S> {
     }
   }
 
-  /// Widens and stores the items of a group, of one half.
+  /// Widens and stores this lane's items of a group of 8 rows, in one half of the dims.
   FLASHPLAN_DEVICE void store(uint32_t number, int part, int group,
                               const uint4 (&items)[kItems]) const {
     const uint32_t to = Base::own_half(number, part);
     float scale = 1.0F;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      if (i % 2 == 0) scale = Base::scale_of(scales_[part], group, i);  // of 128 dims
+      if (i % 2 == 0) scale = Base::scale_of(scales_[part], group, i);  // of two items
       Base::store_widened(to + Base::place_in_half(group, i), items[i], scale);
     }
   }
 
-  uint4 right_[kGroups][kItems] = {};  // of the right half of a block
-  float scales_[2] = {};               // for scale_of(): of the left and of the right half
+  uint4 right_[kGroups][kItems] = {};  // raw items of the right half of a block
+  float scales_[2] = {};               // for scale_of(): scales of the left and the right half
 };
 
 }  // namespace flashplan::device

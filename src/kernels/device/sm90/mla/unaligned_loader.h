@@ -84,7 +84,8 @@ class MlaUnalignedLoader : MlaWideningWarp<S> {
   }
 };
 
-/// It is not inlined, so that it takes no registers from other code.
+/// Runs warp `warp` of the producer. It is not inlined, so that it takes no registers from other
+/// code.
 template <typename S>
 __device__ __noinline__ void widen_unaligned_rows(const AttentionParams& p, const MlaSmem<S>& smem,
                                                   int warp, uint32_t queue_word) {

@@ -47,7 +47,7 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
   static constexpr int kRows = S::kTileKv / (S::kWideningWarps * S::kCtas);
   static_assert(kRows * S::kCtas == 16 && S::kHeadDimVo == Widening::kContentDims);
   static constexpr int kGroups = kRows / 8;
-  static constexpr int kItems = S::kHalfDims / 64;  // of a lane, in a group of 8 rows and a half
+  static constexpr int kItems = S::kHalfDims / 64;  // a lane's items in half of the dims of 8 rows
   static constexpr bool kHasTail = S::kTailDims > 0;
   static constexpr bool kTailHas8Bits = kHasTail && Widening::kTailBytes == 1;
 
@@ -166,7 +166,8 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
 #pragma unroll
     for (int byte = 0; byte < kRowBytes; byte += 128) prefetch_l2(from + min(byte, last));
   }
-  /// Where this lane's items of a group begin, and those of the tail.
+  /// content(): where this lane's items of a group of rows begin; tail(): where those of the tail
+  /// begin.
   FLASHPLAN_DEVICE const unsigned char* content(const Rows& rows, int group) const {
     return shuffled_pointer(rows.own, loaded_row() + 8 * group) + chunk() * 16;
   }
@@ -209,14 +210,15 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
     bulk_send(from + to_other_cta_, from, bytes, full + to_other_cta_);
   }
 
-  /// The scale of an item. `scales`: in lane i that of row i % kRows, of 128 dims from i / kRows *
-  /// 128 on, counted from the dims of item 0; 0 for rows that do not exist. All lanes call it.
+  /// The scale of an item. `scales`: lane i passes the scale of row i % kRows for the 128 dims from
+  /// i / kRows * 128 on, counted from the dims of item 0, or 0 if the row does not exist. All lanes
+  /// call it.
   FLASHPLAN_DEVICE float scale_of(float scales, int group, int item) const {
     if constexpr (!Widening::kHasScales) return 1.0F;
     return __shfl_sync(0xffffffffU, scales, item / 2 * kRows + loaded_row() + 8 * group);
   }
 
-  /// The memory of this warp's rows in a half, and in the tail.
+  /// own_half(): the memory of this warp's rows in a half; own_tail(): that in the tail.
   FLASHPLAN_DEVICE uint32_t own_half(uint32_t number, int part) const {
     return smem_.half(number, part) + S::Half::offset(first_row_, 0);
   }
@@ -258,10 +260,10 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
   const KeyPlaces places_;
   const int warp_;
   const int first_row_;          // the warp's first row of a block
-  const uint32_t place_;         // of this lane's item, in 8 rows of 64 dims
+  const uint32_t place_;         // offset of this lane's item in a group of 8 rows and 64 dims
   const uint32_t to_other_cta_;  // address of a place in the other CTA, minus its address here
-  Rows rows_ = {};               // of the block that is stored
-  Rows next_ = {};               // of the next block of the tile
+  Rows rows_ = {};               // rows of the block that is stored
+  Rows next_ = {};               // rows of the next block of the tile
 };
 
 }  // namespace flashplan::device

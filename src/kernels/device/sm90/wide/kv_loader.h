@@ -73,7 +73,7 @@ class WideKvLoader : MlaKeyWarp<S> {
   /// page may belong to another request.
   struct Place {
     int row;
-    int group;  // number of 8 rows in the page
+    int group;  // number, in the page, of the group of 8 rows in which the box begins
     int slab;
     bool exists;
     bool is_off_page;  // a row sees keys of the box, whose page id is outside of the cache
