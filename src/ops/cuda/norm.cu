@@ -45,7 +45,7 @@ struct NormRow {
   using WordType = Word<kDType, kVec>;
 
   const WordType* x;
-  WordType* residual;  // or null
+  WordType* residual;  // null: there is none
   int num_words;
 
   /// Loads every blockDim.x-th word from `first` on. Words behind the end of the row are zeros.

@@ -49,7 +49,7 @@ __device__ SampleError draw_from_all(Row& row) {
 
 struct TriedToken {
   SampleError error;
-  uint64_t token;  // its key and, in the low half, its id; 0: top-p dropped all drawn tokens
+  uint64_t token;  // key and, in the low half, id of the token; 0: top-p dropped all drawn tokens
 };
 
 /// The first of the tokens whose key is at least `key`; 0 if there is none.

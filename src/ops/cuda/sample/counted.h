@@ -22,9 +22,9 @@ struct CountedRow {
   uint64_t token;   // the drawn token: its key and, in the low half, its id; 0: none is drawn
   uint64_t random;  // if no token is drawn: the random number to draw one with
   ValueBins<kFromProbs> bins;
-  sampling::Scale scale;  // of the weights that filters compare
+  sampling::Scale scale;  // scale of the weights that filters compare
   uint64_t total;         // mass of the row
-  uint64_t listed_mass;   // of the elements of the last bin, in the units of bins
+  uint64_t listed_mass;   // mass of the elements of the last bin, in the units of bins
 };
 
 template <DType kDType, bool kFromProbs>

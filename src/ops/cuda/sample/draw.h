@@ -11,8 +11,8 @@ namespace flashplan::cuda {
 
 /// Sums over the elements that a thread has.
 struct Sums {
-  uint64_t mass;  // of elements above the cut
-  uint32_t ties;  // elements that equal the cut
+  uint64_t mass;  // the mass of the elements above the cut
+  uint32_t ties;  // the number of elements that equal the cut
 };
 
 /// The CTA, warp or thread in which a draw goes on.
@@ -20,7 +20,7 @@ struct Place {
   int index;
   uint64_t target;       // the draw's, less the kept weights before this CTA, warp or thread
   uint64_t ties_before;  // ties before this CTA, warp or thread
-  uint64_t total;        // of the kept weights of all lanes that pick() compared
+  uint64_t total;        // sum of the kept weights of all lanes that pick() compared
 };
 
 /// Draws from what the cut keeps and writes the token: the element at which the running sum of kept

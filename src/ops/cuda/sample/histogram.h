@@ -67,7 +67,7 @@ __device__ Bin find_bin_of_row(Row& row, uint64_t above, const WantedOf& wanted_
     const BinOfLanes of_lanes = find_reached(reached, sum, bin.wanted);
     bin.own_above = sum_of_warp(lane < of_lanes.lane ? own : 0);
     bin.above = is_reached ? of_lanes.above : all;
-    bin.index = is_reached ? kGroups - 1 - of_lanes.lane : -1;  // of a group
+    bin.index = is_reached ? kGroups - 1 - of_lanes.lane : -1;  // index of a group
     if (lane == 0) row.shared.group = bin;
   }
   __syncthreads();

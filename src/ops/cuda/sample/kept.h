@@ -15,7 +15,7 @@
 
 namespace flashplan::cuda {
 
-using Mass = unsigned long long;  // as atomicAdd() takes it
+using Mass = unsigned long long;  // the type that atomicAdd() takes
 
 /// All threads of the CTA call each function together.
 template <DType kDType, bool kFromProbs>
@@ -437,7 +437,7 @@ class KeptOfRow {
   Cut cut_{};
   uint32_t tie_ = 0;         // the weight of an element at the cut
   uint32_t last_tie_ = ~0U;  // id of the last element at the cut that is kept
-  KeyRange keys_{};          // of the listed elements; after find_cut(), of the threshold
+  KeyRange keys_{};          // keys of the listed elements; after find_cut(), the threshold
   uint64_t all_ = 0;         // the mass of the row
   uint64_t above_ = 0;       // the mass above the range; after find_cut(), of all that is kept
   uint64_t num_above_ = 0;   // elements above the range

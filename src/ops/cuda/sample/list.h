@@ -19,7 +19,7 @@ struct StreamList {
   static constexpr int kMost = 512;  // candidates of a warp
   union {
     struct {
-      uint32_t keys[kRowWarps][kMost];  // of the candidates that a warp has found
+      uint32_t keys[kRowWarps][kMost];  // keys of the candidates that each warp has found
       uint32_t ids[kRowWarps][kMost];
     };
     CountedShared counted;
@@ -92,7 +92,7 @@ class SampleList {
   struct Kept {
     uint32_t tie;       // the weight of a tie
     uint32_t last_tie;  // the id of the last tie that is kept
-    uint64_t mass;      // of all that is kept
+    uint64_t mass;      // the mass of all that is kept
   };
   __device__ Kept find_kept() {
     const uint32_t tie = row_.weight_of_tie(cut_);

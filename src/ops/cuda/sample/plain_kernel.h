@@ -10,7 +10,7 @@
 namespace flashplan::cuda {
 namespace {
 
-constexpr int kPlainCtasOfSm = 2;  // so that a block and its weights fit the registers
+constexpr int kPlainCtasOfSm = 2;  // so that registers hold a block and its weights
 
 template <DType kDType, bool kFromProbs>
 __global__ void __launch_bounds__(kRowThreads, kPlainCtasOfSm)

@@ -17,7 +17,7 @@ namespace flashplan::cuda {
 
 using sampling::Cut;
 
-constexpr int kMaxCandidates = 768;  // of a row; each CTA of a cluster has an equal share
+constexpr int kMaxCandidates = 768;  // candidates of a row; each CTA may list an equal share
 constexpr int kMostFew = 160;        // candidates that are compared each with each
 constexpr int kFewPadding = 32;      // zeros behind these candidates, for unrolled loops to read
 constexpr int kValues = 4;           // values that a CTA sends in a step
@@ -42,16 +42,16 @@ struct SampleShared {
     uint4 few[kMostFew + kFewPadding];  // ~id, key, weight, and again the weight if it is kept
     uint64_t sums[kRowWarps][kValues];  // sums of each warp
   };
-  uint32_t num_candidates;  // of this CTA, with those that have no place in its list
+  uint32_t num_candidates;  // this CTA's candidates, with those that have no place in its list
   uint32_t least, most;     // smallest and largest key of its candidates
   uint32_t selected[2];     // the ends of a range of bins
   uint64_t own_above;       // the mass of this CTA's elements above the candidates
   uint64_t wanted;          // the count or mass that the threshold must reach
-  bool goes_on;             // whether the token is in this CTA
+  bool goes_on;             // whether the token is in this CTA's part
   int32_t tie_end;          // the ties of this CTA's part before this place are kept
   uint64_t target, ties_before, total;
   uint64_t counted;  // the mass of which top-p keeps a part; 0: that of what other filters keep
-  float temperature, top_p, min_p;  // of the row
+  float temperature, top_p, min_p;  // the row's parameters
   int32_t top_k;
   uint64_t random;
 };

@@ -17,10 +17,10 @@
 
 namespace flashplan::cuda {
 
-constexpr int kRowThreads = 384;  // of a CTA
+constexpr int kRowThreads = 384;  // threads of a CTA
 constexpr int kRowWarps = kRowThreads / 32;
 constexpr int kBulks = 4;        // copies that load a part, one after another
-constexpr int kRowCtasOfSm = 3;  // that run side by side, so that one loads while others compute
+constexpr int kRowCtasOfSm = 3;  // CTAs of an SM, so that one loads while the others compute
 
 /// The row of this CTA's cluster.
 __device__ inline int32_t row_of_cluster() {
@@ -45,8 +45,8 @@ struct RowParams {
 /// would take registers: these members stay in the constant memory of the kernel's parameters.
 struct RowSource {
   const char* data;
-  int64_t stride;     // bytes
-  const float* bias;  // or null
+  int64_t stride;     // bytes from row to row
+  const float* bias;  // null: there is none
   int64_t bias_stride;
 };
 
@@ -293,7 +293,7 @@ constexpr int32_t kMaxHeld = 24 * 1024;  // elements of a CTA: 96 KB, so that tw
 /// How launch_rows() divides rows.
 struct RowDivision {
   int max_cluster;        // CTAs of a row
-  int bytes_of_rank = 0;  // of dynamic shared memory behind the part, for each CTA of the cluster
+  int bytes_of_rank = 0;  // dynamic shared memory behind the part, for each CTA of the cluster
   int32_t multiple = 8;   // the elements of a part are a multiple of it, which 8 divides
 };
 

@@ -13,7 +13,7 @@
 namespace flashplan::cuda {
 namespace {
 
-constexpr int kHeldThreads = 512;  // of a CTA that holds its part
+constexpr int kHeldThreads = 512;  // threads of a CTA that holds its part in registers
 constexpr int kElementsOfThread = 32;
 constexpr int32_t kHeldElements = kHeldThreads * kElementsOfThread;
 

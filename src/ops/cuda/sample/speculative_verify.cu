@@ -29,7 +29,7 @@ struct Shared {
   int32_t tokens[kMaxDrafts];
   int32_t parents[kMaxDrafts];
   int32_t nodes[kMaxDrafts];           // accepted nodes
-  bool is_accepted_first[kMaxDrafts];  // where no draft of the same parent was rejected
+  bool is_accepted_first[kMaxDrafts];  // unless a draft of the same parent was rejected
 };
 static_assert(sizeof(Shared) <= 16 * 1024);
 

@@ -88,7 +88,7 @@ class SampleStream : SampleList<kDType> {
   __device__ bool probe() {
     if (row_.part.count() < kProbed) return false;
     float largest = -INFINITY;
-    float smallest = INFINITY;  // of the words' largest elements
+    float smallest = INFINITY;  // the smallest of the words' largest elements
     row_.part.stream(kProbed, [&](const float (&x)[kVec], int i) {
       float of_word = x[0];
 #pragma unroll
@@ -110,7 +110,7 @@ class SampleStream : SampleList<kDType> {
     // words, so by at least top_k elements. Words far below the largest one count as one key, so
     // that the other words are divided into narrow ranges.
     constexpr int kNumWords = kProbed / kVec;
-    constexpr uint32_t kSpan = 1U << 26;  // of keys: eight powers of two
+    constexpr uint32_t kSpan = 1U << 26;  // a range of keys: eight powers of two
     const uint32_t low = row_.most - min(row_.most - least, kSpan);
     row_.least = low;
     find_range(row_, static_cast<uint64_t>(top_k_), 0, [&](const auto& add) {

@@ -36,8 +36,8 @@ constexpr int kMostAboveBins = 256;
 /// The shared memory of a CTA, at the same place in all CTAs of a cluster.
 struct CountedShared {
   PlainShared plain;
-  Mailbox bounds_mail[2];                                          // for the steps in turn
-  alignas(8) uint32_t bins[kValueBins + ValueBins<false>::kRest];  // of the CTA's elements
+  Mailbox bounds_mail[2];                                          // of even and odd steps
+  alignas(8) uint32_t bins[kValueBins + ValueBins<false>::kRest];  // sums of this CTA's part
   float above[kRowThreads];  // the mass above the bins of each thread
   float warp_sums[kRowWarps];
   uint64_t listed[kMostAboveBins];  // keys and ids of the elements of the last bin
@@ -261,7 +261,7 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
 
   CountedShared& shared_;
   Values bins_;
-  sampling::Scale exact_{};  // of the weights that filters compare
+  sampling::Scale exact_{};  // scale of the weights that filters compare
   float place_of_base_ = 0.0F;
   float place_of_largest_ = 0.0F;
 
