@@ -20,8 +20,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   /// of the code, because a second copy would have to be fetched from memory, too. If keys and
   /// values share a ring, slots have the order in which the consumers use them: the keys of a step,
   /// then the values of the step before it. Page ids are requested ahead, because on a busy GPU
-  /// they take as long to arrive as the keys. `queue_word`: what Sm90QueryLoader::request_queue()
-  /// returned.
+  /// they take as long to arrive as the keys. `queue_word`: this lane's word of QueueStart, from
+  /// Sm90QueryLoader::request_queue().
   FLASHPLAN_DEVICE void load_steps(uint32_t queue_word) {
     const bool loads_keys = warp_ == 0;
     Step ahead = {};  // the step whose page ids are requested, and whose keys are not yet

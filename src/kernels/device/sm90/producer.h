@@ -9,7 +9,8 @@
 
 namespace flashplan::device {
 
-/// Runs warp `warp` of the producer. `queue_word`: what Sm90QueryLoader::request_queue() returned.
+/// Runs warp `warp` of the producer. `queue_word`: this lane's word of QueueStart, from
+/// Sm90QueryLoader::request_queue().
 template <typename S>
 FLASHPLAN_DEVICE void run_sm90_producer(const AttentionParams& p, const Sm90Smem<S>& smem, int warp,
                                         uint32_t queue_word) {

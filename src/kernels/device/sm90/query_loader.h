@@ -29,7 +29,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
     return word;
   }
 
-  /// `queue_word`: what request_queue() returned.
+  /// `queue_word`: this lane's word of QueueStart, from request_queue().
   FLASHPLAN_DEVICE void run(uint32_t queue_word) {
     if (warp_ == 2) begin_queue(queue_word);
     load_queries();

@@ -103,7 +103,7 @@ class Sm90ReaderMerges {
     }
   }
 
-  // Words of Sm90Readers.
+  // Offsets of the members of Sm90Readers, in words.
   static constexpr int kNumReaders = FLASHPLAN_OFFSET_OF(Sm90Readers, count) / 4;
   static constexpr int kHasComplete = FLASHPLAN_OFFSET_OF(Sm90Readers, has_complete) / 4;
   static constexpr int kNumListed = FLASHPLAN_OFFSET_OF(Sm90Readers, num_listed) / 4;
@@ -119,9 +119,9 @@ class Sm90ReaderMerges {
 
   /// Partial states of one row that one Merge names and that are still to be merged.
   struct States {
-    int32_t row;  // partial row of the first of them
+    int32_t row;  // partial row of the first state
     int32_t count;
-    int32_t parent;  // number of the Merge of the prefix around them; -1: none
+    int32_t parent;  // number of the Merge of the next outer prefix; -1: none
   };
   /// The states that `from`, the merge of a request or of a prefix around it, has for the first of
   /// the request's rows.
@@ -139,7 +139,7 @@ class Sm90ReaderMerges {
     PackedRows rows;
     int32_t kv_head;
     States own;
-    States around;  // those of its innermost prefix
+    States around;  // the states of its innermost prefix
 
     static constexpr int kBytes = 48;
     FLASHPLAN_DEVICE void store(uint32_t to) const {

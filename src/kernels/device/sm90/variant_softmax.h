@@ -31,7 +31,8 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
     }
   }
 
-  /// Does what Sm90Softmax::weigh_step() does.
+  /// Turns the logits of a step into weights. Parameters and result are those of
+  /// Sm90Softmax::weigh_step().
   template <typename Variant, typename Again>
   FLASHPLAN_DEVICE bool weigh_step(const AttentionParams& p, const Variant& variant,
                                    const Sm90Context& context, const Visible& visible,

@@ -130,7 +130,7 @@ class MlaConsumer {
     } while (end < count);
   }
 
-  /// Takes the scale of the keys of a tile's kv head.
+  /// If kv heads have scales (k_scales), sets the scale of logits for a tile's kv head.
   FLASHPLAN_DEVICE void begin_head(int32_t kv_head) {
     if (p_.variant.k_scales.data == nullptr) return;
     variant_ = Variant(p_);

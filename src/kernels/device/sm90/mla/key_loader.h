@@ -69,7 +69,7 @@ class MlaKeyWarp {
   /// Calls begin_tile(i) before it waits for the record of tile i, also for a tile without blocks
   /// and for the record that marks the end. For a tile with blocks it then calls fill_blocks(its
   /// keys, its context, block_at), where block_at(key) returns the block that begins with a key.
-  /// `queue_word`: null, or what request_queue() returned.
+  /// `queue_word`: this lane's word of QueueStart, or null.
   template <typename BeginTile, typename FillBlocks>
   FLASHPLAN_DEVICE void for_each_tile(BeginTile begin_tile, FillBlocks fill_blocks,
                                       const uint32_t* queue_word = nullptr) {
@@ -176,7 +176,7 @@ class MlaKeyWarp {
   uint32_t tail_parity_ = 0;  // parity of the phase of tail_full() that comes next
 };
 
-/// One warp; lane i brings box i of a block.
+/// Works as one warp, whose lane i brings box i of each half of a block.
 template <typename S>
 class MlaBoxLoader : MlaKeyWarp<S> {
   using Base = MlaKeyWarp<S>;
@@ -185,7 +185,7 @@ class MlaBoxLoader : MlaKeyWarp<S> {
  public:
   using Base::Base;
 
-  /// `queue_word`: what MlaRecordLoader::request_queue() returned.
+  /// `queue_word`: this lane's word of QueueStart, from MlaRecordLoader::request_queue().
   FLASHPLAN_DEVICE void run(uint32_t queue_word) {
     const int row = lane_ * p_.maps.box_rows;
     Base::for_each_block(

@@ -30,7 +30,7 @@ class MlaPairLoader : MlaWideningWarp<S> {
  public:
   using Base::Base;
 
-  /// `queue_word`: what MlaRecordLoader::request_queue() returned.
+  /// `queue_word`: this lane's word of QueueStart, from MlaRecordLoader::request_queue().
   FLASHPLAN_DEVICE void run(uint32_t queue_word) {
     const auto begin = [&](uint32_t, const auto& block_after) {
       load_left(rows_);
@@ -56,8 +56,8 @@ class MlaPairLoader : MlaWideningWarp<S> {
   using Base::smem_;
   static_assert(Base::kGroups == 1 && Base::kHasTail);
 
-  /// Fills this CTA's rows of the right part of block `number`, and of the left part of the next
-  /// block, if there is one. See for_each_slot().
+  /// Fills this warp's rows of the right part of block `number`, and of the left part of the next
+  /// block, if there is one. It is called by for_each_slot().
   template <typename BlockAfter>
   FLASHPLAN_DEVICE Rows fill_slots(uint32_t number, bool has_next, const BlockAfter& block_after) {
     cp_async_wait<0>();
@@ -170,8 +170,8 @@ class MlaPairLoader : MlaWideningWarp<S> {
   uint4 left_[kItems] = {};   // this lane's items of the left half
   uint4 right_[kItems] = {};  // this lane's items of the right half
   uint4 tail_[Base::kTailHas8Bits ? 1 : Base::kTailCopies] = {};
-  float scales_ = 1.0F;        // for scale_of(): scales of the left half
-  float right_scales_ = 1.0F;  // for scale_of(): scales of the right half
+  float scales_ = 1.0F;        // for scale_of(): scales of the rows in left_
+  float right_scales_ = 1.0F;  // for scale_of(): scales of the rows in right_
 };
 
 }  // namespace flashplan::device

@@ -32,7 +32,7 @@ class MlaRecordLoader {
     return word;
   }
 
-  /// `queue_word`: what request_queue() returned.
+  /// `queue_word`: this lane's word of QueueStart, from request_queue().
   FLASHPLAN_DEVICE void run(uint32_t queue_word) {
     begin_queue(queue_word);
     for (int32_t i = 0;; ++i) {
@@ -43,7 +43,7 @@ class MlaRecordLoader {
     }
   }
 
-  // The parts of run(), for a warp that has other work between them.
+  // run() in three steps, for a warp that has other work between them.
 
   /// Takes the bounds of the queue and the records of its first tiles.
   FLASHPLAN_DEVICE void begin_queue(uint32_t word) {

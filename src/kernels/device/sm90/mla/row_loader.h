@@ -23,7 +23,7 @@ class MlaRowLoader : MlaKeyWarp<S> {
   using Block = typename Base::Block;
 
  public:
-  /// Arrivals at the barriers of a block's parts.
+  /// The arrivals that the barrier of each part of a block waits for.
   static constexpr int kArrivals = S::kGatherWarps * 32;
 
   /// `warp`: this warp's number among the warps that copy rows.

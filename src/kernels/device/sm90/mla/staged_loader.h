@@ -42,7 +42,7 @@ class MlaStagedLoader : MlaWideningWarp<S> {
  public:
   using Base::Base;
 
-  /// `queue_word`: what MlaRecordLoader::request_queue() returned.
+  /// `queue_word`: this lane's word of QueueStart, from MlaRecordLoader::request_queue().
   FLASHPLAN_DEVICE void run(uint32_t queue_word) {
     const auto begin = [&](uint32_t number, const auto& block_after) {
       load_right(rows_);

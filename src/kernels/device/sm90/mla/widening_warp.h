@@ -66,8 +66,8 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
   /// the next block. For each block it then calls fill(number, has_next, block_after), with the
   /// block's rows in `rows_` and those of the next block in `next_`; fill() returns the rows of the
   /// block after the next one. `number`: of the block in the queue. `has_next`: whether the tile
-  /// has a next block. block_after(n) is the n-th block after this one. `queue_word`: what
-  /// MlaRecordLoader::request_queue() returned.
+  /// has a next block. block_after(n) is the n-th block after this one. `queue_word`:
+  /// this lane's word of QueueStart, from MlaRecordLoader::request_queue().
   template <typename Begin, typename Start, typename Fill>
   FLASHPLAN_DEVICE void for_each_slot(uint32_t queue_word, Begin begin, Start start, Fill fill) {
     MlaRecordLoader<S> records(p_, smem_);

@@ -14,7 +14,7 @@ class WideRecordLoader {
   FLASHPLAN_DEVICE WideRecordLoader(const AttentionParams& p, const MlaSmem<S>& smem)
       : p_(p), smem_(smem), lane_(static_cast<int>(threadIdx.x) % 32) {}
 
-  /// `queue_word`: what MlaRecordLoader::request_queue() returned.
+  /// `queue_word`: this lane's word of QueueStart, from MlaRecordLoader::request_queue().
   FLASHPLAN_DEVICE void run(uint32_t queue_word) {
     queue_word_ = queue_word;
     queue_begin_ = static_cast<int32_t>(word_of_queue(RecordWords::kBegin));

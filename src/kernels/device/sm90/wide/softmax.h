@@ -15,7 +15,8 @@ struct WideSoftmax : Sm90Softmax<S> {
   using Base = Sm90Softmax<S>;
   using typename Base::Visible;
 
-  /// Does what Sm90Softmax::weigh_step() does, but never calls `multiply_again`.
+  /// Turns the logits of a step into weights. Parameters and result are those of
+  /// Sm90Softmax::weigh_step(), but `multiply_again` is never called.
   template <typename Variant, typename Again>
   FLASHPLAN_DEVICE bool weigh_step(const AttentionParams& p, const Variant& variant,
                                    const Sm90Context& context, const Visible& visible,
