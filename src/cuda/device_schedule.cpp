@@ -224,7 +224,7 @@ Status DeviceSchedule::after_run(Stream stream) noexcept {
   last_event_ = nullptr;
   // Most runs are on the stream of the upload. They record no event, because it would cost as much
   // as the launch. After a run on another stream an event is recorded at once, because that stream
-  // may be destroyed before the next one has to wait for it.
+  // may be destroyed before an upload or a run on a third stream has to wait for this run.
   if (last_stream_.number == upload_stream_.number) return {};
   FLASHPLAN_CUDA_CALL(cudaEventRecord, run_done_, stream);
   last_event_ = run_done_;

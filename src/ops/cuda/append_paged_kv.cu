@@ -125,7 +125,7 @@ const Instance& instance_for(DType from, DType to) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// Appends by one launch: keys and values of the same dtypes, or only the side that has heads.
+/// Appends by one launch: keys and values, if their dtypes are equal, or the only side with heads.
 Status launch_sides(const AppendParams& append, Device device, Stream stream) {
   const AppendSide& first = append.sides[append.sides[0].num_heads == 0 ? 1 : 0];
   const Instance& instance = instance_for(first.dtype, first.cache_dtype);

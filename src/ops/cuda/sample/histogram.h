@@ -147,7 +147,8 @@ __device__ void fill_bins_by_key(Row& row, const Cut& cut, int shift) {
   }
 }
 
-/// What a value adds to a count or, by weight, to the mass above the cut.
+/// What an element with this key adds to the bins: 1 or, if kByWeight, its weight, which is 0
+/// unless the key is above the cut.
 template <bool kByWeight, class Row>
 __device__ uint32_t amount_of_key(Row& row, uint32_t key, const Cut& cut) {
   if (!kByWeight) return 1;

@@ -136,7 +136,7 @@ class KeptOfRow {
       Bits are_above = 0;
       Bits in_range = 0;
       elements_.read_block(block, [&](const float (&x)[kVec], int i) {
-        const int place = (i - first) / 32;  // among the thread's elements of the block
+        const int place = (i - first) / 32;  // of x[0], among the thread's elements
 #pragma unroll
         for (int e = 0; e < kVec; ++e) {
           const uint32_t weight = weight_of(x[e]);

@@ -18,7 +18,7 @@ namespace flashplan::cuda {
 using sampling::Cut;
 
 constexpr int kMaxCandidates = 768;  // candidates of a row; each CTA may list an equal share
-constexpr int kMostFew = 160;        // candidates that are compared each with each
+constexpr int kMostFew = 160;        // the most candidates that are compared each with each
 constexpr int kFewPadding = 32;      // zeros behind these candidates, for unrolled loops to read
 constexpr int kValues = 4;           // values that a CTA sends in a step
 

@@ -143,7 +143,7 @@ class PartOut {
   const bool by_word_;
 };
 
-/// For parts of rows of up to kHeldElements, which are read once.
+/// The kernel for parts of rows of up to kHeldElements elements, which it reads once.
 template <DType kFrom, DType kTo>
 __global__ void __launch_bounds__(kHeldThreads, 2)
     held_softmax_kernel(const __grid_constant__ RowParams<SoftmaxParams> params) {
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kHeldThreads, 2)
   }
 }
 
-/// For longer parts of rows, which are read three times.
+/// The kernel for longer parts of rows, which it reads three times.
 template <DType kFrom, DType kTo>
 __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
     long_softmax_kernel(const __grid_constant__ RowParams<SoftmaxParams> params) {
