@@ -56,8 +56,8 @@ Kernel make_sm80_kernel(std::string_view name, Architecture architecture) noexce
   using Variant = std::conditional_t<kSoftcap, device::Softcap, device::Standard>;
   using Choices = device::Traits<kQ, kKv, kHeadDimQk, kHeadDimVo, Variant>;
   Kernel kernel = make_named_kernel<Choices>(name, &kSm80Family, architecture);
-  // Heads of 80 dims have a kernel of their own, because their code would make the kernel slower
-  // for 128 dims.
+  // Heads of 80 dims have a kernel of their own, because their code would make the kernel for 128
+  // dims slower.
   constexpr bool kHas80Dims =
       kHeadDimQk == 128 && kHeadDimVo == 128 && kQ == kKv && item_size(kKv) > 1;
   using Short = std::conditional_t<kHas80Dims, device::With80Dims<Choices>, Choices>;

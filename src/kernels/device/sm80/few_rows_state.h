@@ -210,8 +210,8 @@ class FewRowsState {
     if constexpr (T::kWidensQueries) {
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
-        k_scales_[h] *= query_scales_[h][0];  // load_queries() would have to wait for the scale
-                                              // before it requests keys
+        // In load_queries() this product would wait for the scale before any keys are requested.
+        k_scales_[h] *= query_scales_[h][0];
 #pragma unroll
         for (uint32_t (&query)[2] : query_[h]) {
           const uint2 pairs = Element<T::kQuery>::widen(query[0]);

@@ -21,7 +21,8 @@ class RowFinder {
 
  public:
   using Cursor = KvCursor<T::kKv, T::kTileKv, T::kThreads>;
-  /// False with one CTA per SM, for example with 256 dims, because no registers are left there.
+  /// Whether kernels use RowFinder. With one CTA per SM, for example with 256 dims, no registers
+  /// are left for it.
   static constexpr bool kIsSupported =
       T::kCtasPerSm == 2 && Copy::kLanesPerRow == ValueCopy::kLanesPerRow;
 

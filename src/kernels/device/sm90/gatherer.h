@@ -25,8 +25,8 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
   /// of the step before it. Page ids are requested one step ahead, since on a busy GPU they take as
   /// long to arrive as the keys.
   FLASHPLAN_DEVICE void run() {
-    Step last = kNoStep;   // the step whose keys are requested, and whose values are not
-    Step ahead = kNoStep;  // the step whose page ids are requested, and whose keys are not
+    Step last = kNoStep;   // the step whose keys are requested, but not yet its values
+    Step ahead = kNoStep;  // the step whose page ids are requested, but not yet its keys
     for (int32_t i = 0;; ++i) {
       const Sm90Context& context = wait_context(i);
       const bool has_steps = context.has_steps();

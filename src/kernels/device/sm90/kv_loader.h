@@ -24,7 +24,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   /// Sm90QueryLoader::request_queue().
   FLASHPLAN_DEVICE void load_steps(uint32_t queue_word) {
     const bool loads_keys = warp_ == 0;
-    Step ahead = {};  // the step whose page ids are requested, and whose keys are not yet
+    Step ahead = {};  // the step whose page ids are requested, but not yet its keys
     bool has_last = false;
     bool has_ahead = false;
     int32_t position = 0;  // twice the number of steps whose keys are requested

@@ -82,8 +82,8 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
 
  private:
   /// Whether some rows do not see some of the keys of the step that begins at `key`. Unlike that of
-  /// Visible::may_hide(), the result does not depend on how far the producer has come: shifts
-  /// follow from it, and so does the rounding of o.
+  /// Visible::may_hide(), the result does not depend on how far the producer has come: the shifts
+  /// depend on it, and with them the rounding of o, which must be the same in each run.
   static FLASHPLAN_DEVICE bool hides_keys(const AttentionParams& p, const Sm90Context& context,
                                           const Visible& visible, int thread, int32_t key) {
     if (!visible.may_hide(key)) return false;
@@ -195,7 +195,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
   LogitPosition rows_[2];  // positions of this thread's rows at key 0
 };
 
-/// The class of the softmax of a kernel.
+/// Chooses the class that computes the softmax of a kernel.
 template <typename S, bool kNeedsPositions>
 struct Sm90SoftmaxChoice {
   using Type = Sm90Softmax<S>;

@@ -130,8 +130,8 @@ class MlaKeyWarp {
     return {begin, end, block.first_seen(p_), kv_row, qo_len, row_tile, is_end, has_steps};
   }
 
-  /// Tells the consumers if some keys are on no page of the cache. It must be called before the
-  /// keys are announced.
+  /// Tells the consumers if page ids of keys are outside of the cache. It must be called before the
+  /// keys are announced. `on_page`: whether the page id of this lane's keys is inside.
   FLASHPLAN_DEVICE void report_pages(bool on_page) const {
     if (__all_sync(0xffffffffU, on_page) == 0) store_shared_4(smem_.on_pages(), kSomeOffPages);
   }

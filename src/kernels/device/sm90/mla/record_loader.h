@@ -57,7 +57,7 @@ class MlaRecordLoader {
     }
   }
 
-  /// Loads the records of tiles up to a few behind tile `i` of the queue.
+  /// Loads the records of the tiles up to the one that is kRecordsAhead tiles behind tile `i`.
   FLASHPLAN_DEVICE void load_records(int32_t i) {
     while (num_records_ <= min(num_tiles_, i + kRecordsAhead)) load_record();
   }

@@ -138,7 +138,7 @@ class MlaStagedLoader : MlaWideningWarp<S> {
   FLASHPLAN_DEVICE uint32_t raw_tail(uint32_t number) const {
     return Base::own_tail(number) + kGroups * kRawBytes + lane() * 16;
   }
-  /// Where this lane's id of a later block is, behind the scales.
+  /// Where this lane's page id, or entry of a list, for a later block is: behind the scales.
   FLASHPLAN_DEVICE uint32_t id_memory(uint32_t number) const {
     return Base::own_half(number, 0) + kRows * 16 + lane() * 4;
   }
