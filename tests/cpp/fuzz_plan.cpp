@@ -316,6 +316,8 @@ ScheduleShape any_shape(FuzzedDataProvider& in) {
   s.cost.cached = in.ConsumeIntegralInRange<int32_t>(0, 500);
   s.cost.share = in.ConsumeIntegralInRange<int32_t>(0, 1000);
   s.cost.share_row = in.ConsumeIntegralInRange<int32_t>(0, 100);
+  s.cost.state = in.ConsumeIntegralInRange<int32_t>(0, 1000);
+  s.cost.state_row = in.ConsumeIntegralInRange<int32_t>(0, 20);
   return s;
 }
 

@@ -82,7 +82,9 @@ inline CostModel random_costs(Random& random) {
           .merge_row = random.between(0, 50),
           .cached = random.between(0, 50),
           .share = random.between(0, 100),
-          .share_row = random.between(0, 5)};
+          .share_row = random.between(0, 5),
+          .state = random.one_in(2) ? random.between(0, 500) : 0,
+          .state_row = random.one_in(2) ? random.between(0, 9) : 0};
 }
 
 enum class Lengths { kUniform, kZipf, kOneGiant, kManyEmpty };

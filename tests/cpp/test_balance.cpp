@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How evenly a schedule divides work among the queues, and in which order queues have it.
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <numeric>
@@ -9,8 +10,10 @@
 #include <vector>
 
 #include "check.h"
+#include "plan/kernel/tuning.h"
 #include "plan/schedule/schedule.h"
 #include "real_shape.h"
+#include "schedule_invariants.h"
 #include "slow_planner.h"
 
 namespace flashplan::test {
@@ -27,6 +30,44 @@ TEST(equal_requests_are_cut_into_equal_pieces) {
   for (const WorkTile& tile : scheduler.schedule().tiles) {
     CHECK(tile.num_kv_heads == 1 && tile.kv_end - tile.kv_begin == 512);
   }
+}
+
+/// The steps of the pieces of `num_requests` latent decodes of 128 heads on 132 SMs, the least and
+/// the most, and the number of pieces.
+std::array<int32_t, 3> latent_pieces(int32_t num_requests, int32_t kv_len) {
+  const KernelTuning tuning = sm90_mla_tuning();
+  ScheduleShape shape;
+  shape.group_size = 128;
+  shape.tile_q = shape.tile_kv = 64;
+  shape.num_ctas = 132;
+  shape.max_partial_slots = 3 * shape.num_ctas;
+  shape.item_steps = tuning.item_steps;
+  shape.uncut_part = tuning.uncut_part;
+  shape.cost = tuning.cost;
+  HostBatch batch;
+  for (int request = 0; request < num_requests; ++request) batch.add(1, kv_len);
+  OwningScheduler scheduler = reserved(shape, batch);
+  scheduler.make(batch.view());
+  CHECK_EMPTY(schedule_violation(scheduler.schedule(), batch.view(), shape,
+                                 schedule_bounds(shape, batch.size(), batch.qo_tokens())));
+  std::array<int32_t, 3> pieces = {INT32_MAX, 0, 0};
+  for (const WorkTile& tile : scheduler.schedule().tiles) {
+    const int32_t steps = (tile.kv_end - tile.kv_begin) / shape.tile_kv;
+    pieces = {std::min(pieces[0], steps), std::max(pieces[1], steps), pieces[2] + 1};
+  }
+  return pieces;
+}
+
+TEST(little_latent_work_is_cut_into_as_many_pieces_as_pay) {
+  using Pieces = std::array<int32_t, 3>;
+  // 2 tiles of 32 steps each: a piece is one step, although a cut costs three.
+  CHECK(latent_pieces(1, 2048) == (Pieces{1, 1, 64}));
+  // With more steps, more states would have to be merged, so pieces are longer.
+  CHECK(latent_pieces(1, 4096) == (Pieces{2, 2, 64}));
+  CHECK(latent_pieces(1, 8192)[1] == 3);
+  // Pieces take longer than a cut.
+  CHECK(latent_pieces(4, 4096) == (Pieces{4, 4, 128}));
+  CHECK(latent_pieces(66, 4096) == (Pieces{64, 64, 132}));
 }
 
 int64_t largest(const std::vector<int64_t>& costs) {

@@ -86,6 +86,7 @@ KernelTuning sm90_mla_tuning() noexcept {
   // takes the tensor cores 34 clocks; the rest of the cost is waits that overlap only in part. The
   // queries of a tile (72 KB) are loaded only when the tile before has ended, which takes as long
   // as two steps. A partial result of 64 rows is 128 KB, written and read at 32 bytes per clock.
+  // - state: measured, with pieces of 1 to 24 steps (docs/tuning/sm90-mla.md).
   return {.cost = {.tile = 5000,
                    .tile_row = 0,
                    .step = 2700,
@@ -99,6 +100,8 @@ KernelTuning sm90_mla_tuning() noexcept {
                    .cached = 0,
                    .share = 2000,
                    .share_row = 100,
+                   .state = 70,
+                   .state_row = 2,
                    .error_part = 6},
           .item_steps = 16,
           .uncut_part = 16,
@@ -113,6 +116,7 @@ KernelTuning sm90_mla_pairs_tuning() noexcept {
   tuning.cost.write_row /= 2;
   tuning.cost.merge_row /= 2;
   tuning.cost.share_row /= 2;
+  tuning.cost.state_row /= 2;
   return tuning;
 }
 
@@ -123,6 +127,7 @@ KernelTuning sm90_wide_tuning() noexcept {
   // those of sm90_mla.
   KernelTuning tuning = sm90_mla_tuning();
   tuning.cost.step = 3500;
+  tuning.cost.state = tuning.cost.state_row = 0;  // not measured
   tuning.chunk_kv = 0;
   return tuning;
 }

@@ -21,6 +21,22 @@ int32_t least_heads_per_item(const ScheduleShape& shape, int64_t max_row_tiles) 
   return static_cast<int32_t>(std::clamp<int64_t>(heads, 1, shape.num_kv_heads));
 }
 
+int32_t TileSet::num_row_tiles() const {
+  auto num = static_cast<int32_t>(longest_first.size());
+  for (const RowTileGroup& group : groups) num += group.count;
+  return num;
+}
+
+const RowTile* TileSet::longest() const {
+  const RowTile* longest = nullptr;
+  const auto consider = [&](const RowTile& tile) {
+    if (longest == nullptr || tile.head_cost > longest->head_cost) longest = &tile;
+  };
+  if (!longest_first.empty()) consider(row_tiles[longest_first.front()]);
+  for (const RowTileGroup& group : groups) consider(row_tiles[group.first + group.count - 1]);
+  return longest;
+}
+
 void QueueFiller::reserve(const ScheduleShape& shape, int32_t max_items, int32_t max_work_tiles,
                           int32_t max_row_tiles) {
   shape_ = shape;
@@ -331,11 +347,14 @@ int64_t QueueFiller::first_slack(int64_t share) const {
   const int64_t tile = shape_.cost.of_tile(rows);
   if (tiles_->queues_wait) {
     const int64_t step = shape_.cost.of_step(rows);
-    const int64_t fixed = tile + shape_.cost.of_write(rows);
+    const int64_t partial =
+        tiles_->num_sharers > 0 ? shape_.cost.of_write(rows) : shape_.cost.of_split(rows);
+    const int64_t fixed = tile + partial;
     if (num_dealt_ > 0) return fixed + step;  // the most that one cut may add
     // No tile fits into a queue, so each queue gets one piece, of the same number of steps.
-    const auto num_tiles = static_cast<int64_t>(tiles_->longest_first.size()) * shape_.num_kv_heads;
-    const int64_t steps = std::max<int64_t>(tiles_->cost - num_tiles * fixed, 0) / step;
+    const int64_t num_tiles = int64_t{tiles_->num_row_tiles()} * shape_.num_kv_heads;
+    const int64_t of_tiles = num_tiles * (tiles_->num_sharers > 0 ? fixed : tile);
+    const int64_t steps = std::max<int64_t>(tiles_->cost - of_tiles, 0) / step;
     const int64_t steps_of_queue = steps / shape_.num_ctas + (steps % shape_.num_ctas != 0 ? 1 : 0);
     return std::max(fixed + steps_of_queue * step - share,
                     (fixed + step) / kScheduleTuning.least_cut_part);

@@ -25,13 +25,18 @@ struct TileSet {
   std::span<const int32_t> longest_first;  // indices of the row tiles in no group
   int64_t cost;                            // predicted cost of all heads, uncut
   int32_t num_sharers;                     // prefixes, and requests that read them
-  /// Whether queues wait until the longest one has ended. Then a cut that costs more work than it
-  /// moves is made too, because it makes the longest queue shorter.
+  /// Whether queues wait until the longest one has ended, because all go on with the same work:
+  /// with the readers of prefixes, or with a merge. Then a cut that costs more work than it moves
+  /// is made too, because it makes the longest queue shorter.
   bool queues_wait = false;
   /// > 0: the largest cost of a queue. Tiles that must be cut fill one queue after the other up to
   /// this cost, so the last queues may stay empty. If it is 0, or the tiles do not fit, all queues
   /// get about equal costs.
   int64_t capacity = 0;
+
+  int32_t num_row_tiles() const;
+  /// The row tile with the most costly head; nullptr: there is no row tile.
+  const RowTile* longest() const;
 };
 
 /// Divides a TileSet evenly among the queues: whole items as long as they fit, then pieces of the

@@ -2,6 +2,7 @@
 #include "plan/schedule/schedule.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <numeric>
 
@@ -157,19 +158,45 @@ void Scheduler::divide() {
     num_sharers -= num_prefixes;
     loads = capacity > 0 ? prefix_filler_.loads() : loads_of_prefixes();
   }
-  filler_.fill(
-      {.row_tiles = row_tiles_,
-       .groups = row_tiles_.groups(),
-       .longest_first = row_tiles_.longest_first(),
-       .cost = row_tiles_.total_cost() - (loads.empty() ? 0 : row_tiles_.cost_of_prefixes()),
-       .num_sharers = num_sharers},
-      memory_.segments, sharing, loads);
+  TileSet tiles = {
+      .row_tiles = row_tiles_,
+      .groups = row_tiles_.groups(),
+      .longest_first = row_tiles_.longest_first(),
+      .cost = row_tiles_.total_cost() - (loads.empty() ? 0 : row_tiles_.cost_of_prefixes()),
+      .num_sharers = num_sharers};
+  const LittleWork little = little_work(tiles);
+  tiles.queues_wait = little.queues_wait;
+  filler_.take_queues(little.num_queues);
+  filler_.fill(tiles, memory_.segments, sharing, loads);
   const std::span<const int64_t> ends = filler_.loads();
   for (std::size_t c = 0; c < ends.size(); ++c) {
     const int64_t idle = loads.empty() ? 0 : loads[c] - prefix_filler_.loads()[c];
     schedule_.cta_cost[c] = ends[c] - idle;
   }
-  std::fill(schedule_.cta_cost.begin() + shape_.num_ctas, schedule_.cta_cost.end(), 0);
+  std::fill(schedule_.cta_cost.begin() + little.num_queues, schedule_.cta_cost.end(), 0);
+}
+
+/// How a batch is divided that has little work for each queue. If a tile is cut into pieces of s
+/// steps, the pieces take s * of_step(), and the merge of their states steps / s * of_state(). The
+/// sum is the least for s = sqrt(steps * of_state() / of_step()), so there are no more queues than
+/// get pieces of that length. If such pieces take less time than a cut costs, each CTA then waits
+/// for the merge, which begins when the longest piece has ended.
+Scheduler::LittleWork Scheduler::little_work(const TileSet& tiles) const {
+  const LittleWork none = {shape_.num_ctas, false};
+  const bool cuts_freely = shape_.cuts && shape_.chunk_kv == 0 && prefixes_.empty();
+  if (!cuts_freely || shape_.cost.of_state(shape_.tile_q) == 0) return none;
+  const RowTile* longest = tiles.longest();
+  if (longest == nullptr) return none;
+  const RowCosts& of = row_tiles_.costs(longest->num_rows);
+  const auto steps = static_cast<double>((longest->head_cost - of.tile) / of.step);
+  const auto state = static_cast<double>(shape_.cost.of_state(longest->num_rows));
+  const auto best = static_cast<int64_t>(std::sqrt(steps * state / static_cast<double>(of.step)));
+  const int64_t of_steps =
+      tiles.cost - int64_t{tiles.num_row_tiles()} * shape_.num_kv_heads * of.tile;
+  const int64_t piece = std::max<int64_t>(best, 1) * of.step;
+  const int64_t num_pieces = (of_steps + piece - 1) / piece;
+  const auto num_queues = static_cast<int32_t>(std::clamp<int64_t>(num_pieces, 1, shape_.num_ctas));
+  return {num_queues, of_steps / num_queues < of.split};
 }
 
 /// The largest cost of prefixes that a queue may get, or 0 to divide prefixes evenly among all

@@ -121,6 +121,11 @@ class Scheduler {
   /// The end of the merges that the current schedule may use.
   int32_t merges_end() const { return max_merges_ - memory_.merges_taken; }
   void divide();
+  struct LittleWork {
+    int32_t num_queues;  // the first ones, which get work
+    bool queues_wait;    // see TileSet
+  };
+  LittleWork little_work(const TileSet& tiles) const;
   int64_t capacity_of_prefixes() const;
   std::span<const int64_t> loads_of_prefixes();
   int64_t modelled_time() const;

@@ -33,6 +33,8 @@ struct CostModel {
   int32_t cached = 0;
   int32_t share = 0;
   int32_t share_row = 0;
+  int32_t state = 0;
+  int32_t state_row = 0;
   int32_t error_part = 1;
 
   friend bool operator==(const CostModel&, const CostModel&) = default;
@@ -53,6 +55,9 @@ struct CostModel {
   /// have ended their prefixes. At that time all queues write partial rows of prefixes, `rows` for
   /// each queue, and then all of them read these rows.
   int64_t of_sharing(int64_t rows) const noexcept { return share + share_row * rows; }
+  /// By how much one more state makes the merge of a tile longer, which ends the batch. 0: not
+  /// known, and the number of states is not limited.
+  int64_t of_state(int32_t rows) const noexcept { return state + int64_t{state_row} * rows; }
   /// The longest that a batch with shared prefixes may take: measured times exceed predicted ones
   /// by up to 1 / error_part.
   int64_t longest(int64_t time) const noexcept { return time + time / error_part; }
