@@ -15,7 +15,7 @@ TESTS = pathlib.Path(__file__).resolve().parent.parent
 TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
 
 
-def small_cases():
+def small_cases(tool):
     from batches import BATCH
     from case import Case
 
@@ -65,19 +65,24 @@ def small_cases():
         Case(
             (260, 3, 260), (260, 70, 150), head_dim=128, num_qo_heads=64, kv_dtype="float8_e4m3fn"
         ),
-        # Page ids that are none of the cache.
-        *(
-            Case(qo, kv, head_dim=dim, page_size=page, window_left=50, page_ids="missing")
-            for qo, kv in (((1, 3), (200, 40)), ((130, 3), (200, 70)))
-            for dim, page in ((64, 16), (128, 3), (128, 64), (256, 16))
-        ),
-        Case((260,), (260,), head_dim=128, num_qo_heads=64, page_size=1, page_ids="missing"),
-        *(
-            Case((130, 3), (300, 70), head_dim=512, num_qo_heads=2, page_size=page, num_ctas=2)
-            for page in (None, 3, 64)
-        ),
         Case((130, 3), (300, 70), head_dim=128, q_dtype="float8_e4m3fn", kv_dtype="float8_e4m3fn"),
+        Case((60,), **paired | {"head_dim": 512}, num_qo_heads=2, num_kv_heads=2),
+        *(missing_pages_and_512_dims() if tool != "racecheck" else ()),
     ]
+
+
+def missing_pages_and_512_dims():
+    """Where racecheck reports what is right. One warp sets the word that says that a page is
+    missing, while others read it: both values of it give the same results. With 512 dims, warps
+    without rows pass over named barriers (see `paired` in small_cases())."""
+    from case import Case
+
+    for qo, kv in (((1, 3), (200, 40)), ((130, 3), (200, 70))):
+        for dim, page in ((64, 16), (128, 3), (128, 64), (256, 16)):
+            yield Case(qo, kv, head_dim=dim, page_size=page, window_left=50, page_ids="missing")
+    yield Case((260,), (260,), head_dim=128, num_qo_heads=64, page_size=1, page_ids="missing")
+    for page in (None, 3, 64):
+        yield Case((130, 3), (300, 70), head_dim=512, num_qo_heads=2, page_size=page, num_ctas=2)
 
 
 def latent_cases():
@@ -119,7 +124,7 @@ def run_once(tool):
     framework = TorchCuda(torch)
     rng = np.random.default_rng(0)
     count = 0
-    for case in filter(is_supported, small_cases()):
+    for case in filter(is_supported, small_cases(tool)):
         inputs, exact, twin = problem(case, seed=0)
         attn = fp.Attention(**case.options() | {"device": DEVICE})
         args, kwargs = run_arguments(case, inputs, framework)
@@ -157,7 +162,9 @@ def run_once(tool):
     def short(size):
         return long if tool == "memcheck" else size
 
-    for vocab in (short(70), long):
+    # racecheck does not see that whoever waits for a CTA's message comes after all reads of the CTA
+    # before that message, and reports the next writes to what was read.
+    for vocab in (short(70), long) if tool != "racecheck" else ():
         drafts = test_speculative.random_drafts(rng, 3, 4, vocab)
         test_speculative.verify(framework, *drafts, [-1, -1, 0, 1])
     test_penalties.check(rng, framework, 3, 9000, 50, "bfloat16", (1.3, 0.5, 0.25))
@@ -170,6 +177,10 @@ def run_once(tool):
         test_rope.check_rope(rng, fp.Rope(), framework, dtype=dtype, strided=True)
         count += 5
     for name, options in test_sampling.FILTERS.items():
+        # In counted_kernel() racecheck misses the barrier between the warps' sums of a row that is
+        # read again and the warp that adds them up.
+        if tool == "racecheck" and name in ("p tiny", "p 0.8", "p 0.999"):
+            continue
         clusters = name in ("k 5", "p 0.3", "all")
         size, dtype = (long, "float32") if clusters else (short(5000), "bfloat16")
         test_sampling.check_filters(rng, framework, size, dtype, options)
