@@ -180,12 +180,12 @@ def rotations(record: Record) -> str:
     return markdown((*head, ""), rows)
 
 
-def replay(record: Record) -> str:
+def replay(record: Record, runs_of: str = "replay") -> str:
     """Attention of the engine's steps with each library."""
     rows: list[tuple[Cell, ...]] = []
     for workload, name in WORKLOADS.items():
         stem = workload.removesuffix(":256").replace(":", "_")
-        runs = [row for row in record.rows if row["set"] == "replay" and row["workload"] == stem]
+        runs = [row for row in record.rows if row["set"] == runs_of and row["workload"] == stem]
         own = [row["decodes"] for row in runs if row["library"] == "flashplan"]
         itl = median(record.find(set="loads", workload=workload), "itl_ms_p50")
         for row in runs:
@@ -243,6 +243,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "samples": samples,
     "rotations": rotations,
     "replay": replay,
+    "replay_flash_attention": lambda record: replay(record, "replay_flash_attention"),
     "options": options,
 }
 
