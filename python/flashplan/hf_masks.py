@@ -29,7 +29,9 @@ class Mask(Tensor):
     Its shape is that of the mask, [batch_size, 1, q_length, num_keys].
 
     Attributes:
-        described: int32 [batch_size, 5] on the host, or uint32 words [batch_size, q_length, words].
+        described: the numbers that mask() found. If each sequence has one range of keys, int32
+            [batch_size, 5] on the host. Otherwise a bit for each query and key, packed as by
+            `pack_mask`: uint32 [batch_size, q_length, words].
     """
 
     described: Tensor

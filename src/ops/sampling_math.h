@@ -346,7 +346,8 @@ FLASHPLAN_HOST_DEVICE bool is_tried(int32_t top_k, float top_p, float min_p, int
   return top_p >= kLeastTriedTopP && top_p < 1.0F && top_k >= vocab && min_p == 0.0F;
 }
 
-/// The `use` of the random numbers of a try. Those of try kMostTries draw from what top-p keeps.
+/// The argument `use` of random_pair() for try number `index`, which is less than kMostTries.
+/// kMostTries stands for the draw from what top-p keeps, after it has dropped all tries.
 FLASHPLAN_HOST_DEVICE uint32_t use_of_try(uint32_t index) {
   return index == 0 ? kUseSample : kUseTry + index;
 }

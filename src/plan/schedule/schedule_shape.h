@@ -58,8 +58,8 @@ struct CostModel {
   /// By how much one more state makes the merge of a tile longer, which ends the batch. 0: not
   /// known, and the number of states is not limited.
   int64_t of_state(int32_t rows) const noexcept { return state + int64_t{state_row} * rows; }
-  /// The longest that a batch with shared prefixes may take: measured times exceed predicted ones
-  /// by up to 1 / error_part.
+  /// An upper bound of the measured time of a batch with shared prefixes, whose predicted time is
+  /// `time`: measured times exceed predicted ones by up to 1 / error_part.
   int64_t longest(int64_t time) const noexcept { return time + time / error_part; }
 };
 

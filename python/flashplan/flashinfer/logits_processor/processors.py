@@ -62,7 +62,7 @@ class Temperature(_Step):
 
 
 class Softmax(_Step):
-    """Turns logits into probabilities, once in a pipeline. enable_pdl has no effect."""
+    """Turns logits into probabilities, once at most in a pipeline. enable_pdl has no effect."""
 
     OPS = {TensorType.LOGITS: SoftmaxOp}
 

@@ -230,8 +230,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
     return static_cast<int>(
         quotient(static_cast<uint32_t>(num_rows + group_size.value - 1), group_size));
   }
-  /// Whether a tile of few rows has the rows of all heads of its tokens, and these tokens, with
-  /// those that pad the tile, have at most 64 rows.
+  /// Whether a tensor map can load a tile of few rows, in boxes of whole tokens: the tile has all
+  /// heads of each of its tokens and, with the tokens that pad it, at most the 64 rows of a part.
   FLASHPLAN_DEVICE bool has_whole_tokens(const PackedRows& rows) const {
     const Divisor& group_size = p_.schedule.group_size;
     const int32_t first = rows.query(0, group_size);

@@ -50,7 +50,7 @@ class Exchange {
   }
   /// Where the values go that this CTA sends in this step: at the same place in each CTA.
   __device__ uint64_t* own_values() const { return values_of(step_, cluster_rank()); }
-  /// The end of the memory of the values of all steps.
+  /// The end of `values`, behind those of both steps that take turns.
   __device__ uint64_t* end() const { return values_of(1, cluster_size()); }
 
  private:

@@ -275,8 +275,8 @@ class PlainRow {
 #pragma unroll
     for (int u = 0; u < kWords; ++u) words_[u] = __ldcs(from + u * 32);
   }
-  /// A block that is loaded while the fetched one is used: load(u, words_) replaces word u of the
-  /// fetched block, which must have been used, by word u of this block.
+  /// A block that is loaded while the fetched one is used: when word u of the fetched block has
+  /// been used, load(u, words_) replaces it by word u of this block.
   struct NextBlock {
     bool exists;
     const Word<kDType, kVec>* words;

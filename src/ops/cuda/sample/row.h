@@ -278,9 +278,9 @@ struct SampleRow {
   uint32_t least = 0;  // the smallest of the keys that a histogram divides, or of the candidates'
   uint32_t most = 0;
   uint32_t num_gathers = 0;
-  bool lists_have_bins = false;     // the memory of the lists has bins, which CTAs may still read
-  bool has_too_many = false;        // the lists lack some candidates
-  bool has_candidates = false;      // the lists have all, and the mass above these is known
+  bool lists_have_bins = false;  // the memory of the lists has bins, which CTAs may still read
+  bool has_too_many = false;     // the lists have no room for all candidates, so some are missing
+  bool has_candidates = false;   // the lists have all, and the mass above these is known
   bool has_all_candidates = false;  // besides, no kept element is above the candidates
 };
 

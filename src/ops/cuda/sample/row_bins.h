@@ -103,9 +103,10 @@ struct Range {
   float high;
 };
 
-/// A bin that was found.
+/// The bin, from the last one down, at which a sum reaches `wanted`: of a CTA's bins (find_bin()),
+/// or of those of all CTAs of the cluster (find_bin_of_row()).
 struct Bin {
-  int index;           // -1: all bins together do not reach what is wanted
+  int index;           // -1, for a cluster only: all bins together do not reach `wanted`
   uint64_t above;      // the sum above the bin, with what is above all bins
   uint64_t own_above;  // this CTA's part of `above`
   uint64_t wanted;

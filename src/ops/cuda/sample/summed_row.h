@@ -171,9 +171,9 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
       Values::add(shared_.bins, parts[e], kValueBins + lane_of_thread());
   }
 
-  /// Lists those elements of a block that are in the last bin. One warp calls it. It loads the
-  /// block a second time, all words at once: inside the loop that reads blocks, this code would be
-  /// most of that loop.
+  /// Lists those elements of a block that are in the last bin. All lanes of a warp call it. Few
+  /// blocks have such elements, so it loads the block again: a test of each element where read()
+  /// loads it first would be most of the code of its loop.
   __device__ void list_last(int block) {
     const int first = block * kBlock + Base::OfWarp::first_of(0);
     uint32_t in_last = 0;  // a bit for each element of the thread

@@ -111,8 +111,9 @@ class ValueBins {
 
  private:
   static constexpr int kLogParts = 5;
-  static constexpr int kShift = 10;     // probabilities: bits of a float below those of its part
-  static constexpr int kFirst = 24576;  // the upper 17 bits of 2^-31
+  static constexpr int kShift = 10;  // probabilities: bits of a float below those of its part
+  // Probabilities: the upper 17 bits of the float 2^-31, at which the first bin begins.
+  static constexpr int kFirst = 24576;
   static constexpr uint32_t kGrowth = 510;  // logits: weights grow by 1 / kGrowth from bin to bin
   static constexpr uint32_t kOne = kFromProbs ? 8192 : kGrowth << kLogParts;
   // Bits that amount_of_part() adds. Probabilities: of the mantissa. Logits: the part of the bin.
