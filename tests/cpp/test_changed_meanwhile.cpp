@@ -129,6 +129,26 @@ TEST(appended_tokens_stay_in_the_cache) {
   }
 }
 
+TEST(tokens_outside_of_the_table_are_not_rotated) {
+  const std::vector<float> table = {0.0F, 1.0F};  // a quarter turn at position 0
+  for (const int32_t position : {0, -1, 1, kLeast, kFar, kMost}) {
+    std::vector<float> x = {2.0F, 3.0F};
+    RopeParams p;
+    p.sides[0].from = reinterpret_cast<const char*>(x.data());
+    p.sides[0].to = reinterpret_cast<char*>(x.data());
+    p.sides[0].num_heads = 1;
+    p.positions = &position;
+    p.num_rows = 1;
+    p.head_dim = p.rotary_dim = 2;
+    p.table = table.data();
+    p.table_stride = 2;
+    p.table_rows = 1;
+    cpu::apply_rope(p);
+    const std::vector<float> rotated = {-3.0F, 2.0F};
+    CHECK(x == (position == 0 ? rotated : std::vector<float>{2.0F, 3.0F}));
+  }
+}
+
 TEST(tokens_of_no_request_are_skipped) {
   for (const int32_t end : {0, -1, kLeast}) {
     Append append;

@@ -27,13 +27,14 @@ void rotate_token(const RopeParams& p, const Rotations& rotations, const RopeSid
   }
 }
 
-/// Reads the rotation of each pair from the caller's table. Positions have been checked.
+/// Reads the rotation of each pair from the caller's table. At a position outside of it nothing is
+/// rotated: positions were checked, but another thread may have written them since.
 void read_rotations(const RopeParams& p, int32_t token, Rotations& rotations) {
   const float* row = p.table_row(token);
   const int32_t num_pairs = p.rotary_dim / 2;
   for (int32_t i = 0; i < num_pairs; ++i) {
-    rotations.cos[i] = row[i];
-    rotations.sin[i] = row[num_pairs + i];
+    rotations.cos[i] = row == nullptr ? 1.0F : row[i];
+    rotations.sin[i] = row == nullptr ? 0.0F : row[num_pairs + i];
   }
 }
 
