@@ -47,7 +47,7 @@ class OperatorCall {
     return {name, tensor, TensorKind::kInt32, stream_, nullptr, Access::kWrite};
   }
 
-  /// Calls `op(stream)` without the GIL. Raises the exception of the status that it returns.
+  /// Calls `op(stream)` without the GIL. Raises an exception if `op` returns an error.
   template <class Op>
   void run(const Op& op) {
     Status status;

@@ -78,7 +78,7 @@ PyType_Slot collected_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&trave
                                  {Py_tp_clear, reinterpret_cast<void*>(&clear<T>)},
                                  {0, nullptr}};
 
-/// Refuses to copy or pickle an object: a copy would share what it points to.
+/// Refuses to copy or pickle an object, since a copy would point to the memory of the original.
 [[noreturn]] void refuse_copy(nb::handle self, nb::args) {
   raise_type(std::string(nb::type_name(self.type()).c_str()) +
              ": expected to stay one object, got a request to copy or pickle it");

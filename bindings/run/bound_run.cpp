@@ -35,8 +35,8 @@ BoundRun::BoundRun(nb::handle plan, const RunObjects& o, nb::handle result)
   memory.append(keepers_of(o.variant_arguments));
   memory_ = std::move(memory);
   args_.release_imports_of_arrays(o);
-  // The import made its stream wait for the producers of tensors. Calls may be on other streams, so
-  // this waits for the import's stream.
+  // The import made its stream wait for the producers of tensors. Calls may be on other streams,
+  // which do not wait, so the host waits here until the import's stream has finished.
   CallStream imported = args_.call();
   imported.must_finish = imported.waits_for_producer;
   imported.finish();

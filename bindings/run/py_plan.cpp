@@ -20,8 +20,9 @@ namespace {
   throw std::runtime_error("plan: expected one thread at a time, got a second one");
 }
 
-/// Issues the warning about the disk cache of variants, if creating the Plan left one. Its text has
-/// the name of the cache's folder, which may hold any bytes, so those beyond UTF-8 are escaped.
+/// Issues the warning about the disk cache of variants, if creating the Plan left one. The warning
+/// names the cache's folder. A folder's name may have any bytes, so bytes that are not UTF-8 are
+/// escaped.
 void warn_of_cache() {
   const std::string warning = take_cache_warning();
   if (warning.empty()) return;

@@ -10,8 +10,8 @@
 namespace flashplan {
 namespace {
 
-/// The dtypes that a tensor accepts. Objects of dtype uint8 or uint16 may hold values of 8 or 16
-/// bits, whose dtype is then `stored_as`; where it is null, objects of these dtypes are refused.
+/// The dtypes that a tensor accepts. Objects of dtype uint8 or uint16 may hold values of another
+/// dtype of 8 or 16 bits, `stored_as`. If `stored_as` is null, uint8 and uint16 are refused.
 struct Accepted {
   TensorKind kind;
   const DType* stored_as = nullptr;

@@ -40,7 +40,8 @@ class RunArgs {
   RunArgs& operator=(const RunArgs&) = delete;
 
   /// Releases the imports of NumPy arrays, whose memory the caller keeps alive: the garbage
-  /// collector does not see what an import holds. `objects` are those given to the constructor.
+  /// collector does not see what an import holds, so it would never free a reference cycle through
+  /// one. `objects` are those given to the constructor.
   void release_imports_of_arrays(const RunObjects& objects);
 
   /// The views of all tensors except the workspace.

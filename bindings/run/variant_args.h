@@ -24,10 +24,12 @@ class VariantArgs {
   /// Python code, which could change an imported tensor.
   VariantArgs(const Variant& variant, nb::handle arguments);
 
-  /// Imports the tensors, and sets the fields of `to`. They stay valid as long as this object.
+  /// Imports the tensors, and sets the variant's fields of `to`, which are valid as long as this
+  /// VariantArgs lives.
   void import(nb::handle arguments, CallStream& call, AttentionTensors* to);
   /// Releases the imports of NumPy arrays, whose memory the caller keeps alive: the garbage
-  /// collector does not see what an import holds.
+  /// collector does not see what an import holds, so it would never free a reference cycle through
+  /// one.
   void release_imports_of_arrays(nb::handle arguments);
 
  private:

@@ -13,7 +13,7 @@ namespace nb = nanobind;
 
 /// Integers of a list, tuple, range or host tensor of any integer dtype, copied to `buffer`: Python
 /// code can change a list, and the memory of a tensor is valid only while it is imported. `buffer`
-/// is reused between calls, so that steps of a known size do not allocate.
+/// is reused between calls, so it allocates only for more integers than any call had before.
 ///
 /// With `columns` = 0 the argument has one dimension. With `columns` > 0 it is a tensor of shape
 /// [n, columns], or a list or tuple of n lists or tuples of `columns` integers.

@@ -61,9 +61,10 @@ Device device_of(nb::handle object, const Producer& producer);
 
 struct CallStream;
 
-/// Imports the memory of an object. If its type has DLPack's C exchange API, that is used: it makes
-/// no Python call and no synchronisation, and the memory is valid as long as the object lives. For
-/// other types __dlpack__ is called, and the memory is valid as long as this import lives.
+/// Imports the memory of an object. If its type has DLPack's C exchange API, the import uses that
+/// API, which makes no Python call and does not synchronise. The memory is then valid as long as
+/// the object lives. Otherwise __dlpack__ is called, and the memory is valid as long as this import
+/// lives.
 class DlpackImport {
  public:
   /// `stream` is the stream of the call; producers without a current stream make it wait for their

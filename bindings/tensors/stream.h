@@ -29,7 +29,7 @@ struct CallStream {
   intptr_t dlpack() const noexcept {
     return handle == nullptr ? 1 : reinterpret_cast<intptr_t>(handle);
   }
-  /// Waits for the work if must_finish is set. Raises CudaError.
+  /// Waits for the work on the stream if must_finish is set. Raises CudaError.
   void finish() const;
 };
 

@@ -90,8 +90,8 @@ void to_bytes(const char* name, int64_t bits, TensorView* view) {
   view->read_only = read_only;
 }
 
-/// The dtype of an argument's values: `stored_as` for unsigned integers of its size, if it is given
-/// and has at most 16 bits; otherwise the dtype that `from` names.
+/// The dtype of an argument's values. It is `stored_as`, if that is given and has 8 or 16 bits, and
+/// `from` is unsigned integers of as many bits. Otherwise it is the dtype that `from` names.
 DType dtype_of(const char* name, const dlpack::DataType& from, TensorKind kind,
                const DType* stored_as) {
   const bool is_raw = stored_as != nullptr && from.code == dlpack::kUInt && from.lanes == 1 &&

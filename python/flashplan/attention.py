@@ -60,7 +60,8 @@ class Attention(Runs):
             (576, 512) and (512, 512), there without softcap and not over "float8_e5m2".
         topk: with shared_kv and pages: the most keys that a query sees; each run() lists them
             (topk_indices). causal does not hide listed keys, and there are neither a window nor a
-            mask. kv_lens of plan() are upper bounds, and a token costs min(topk, kv_len).
+            mask. kv_lens of plan() are upper bounds, and plan() counts min(topk, kv_len) keys for
+            each token.
         softmax_scale: multiplies q.k; a normal float32 > 0; default: 1 / sqrt(head_dim_qk), and
             none with shared_kv, because models scale by the head dim before compression.
         softcap: logits become softcap * tanh(logits / softcap); a normal float32 > 0, or 0 to turn
@@ -86,8 +87,10 @@ class Attention(Runs):
             Objects may share a workspace if no two of their runs overlap: on the CPU a run that
             overlaps another one raises RuntimeError; on a GPU you must keep them in order, most
             simply by using one stream.
-        num_ctas: number of work queues; default: as many CTAs as the GPU runs at once, or four
-            queues per processor on the CPU.
+        num_ctas: number of work queues. On a GPU a queue is a CTA or, for latent attention of more
+            than 64 query rows of a request over an 8-bit cache, a pair of CTAs. With more queues
+            than the GPU runs at once, some CTAs wait for others that can not start, so runs take
+            longer. Default: as many as the GPU runs at once; on the CPU four queues per processor.
         batch_invariant: the bits of a request's results do not depend on the other requests of the
             batch or on num_ctas. On a Hopper GPU a batch of decodes and prompts then takes two
             kernels, as it does over an 8-bit cache; kernel_name and work_tiles are those of the

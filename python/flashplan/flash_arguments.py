@@ -57,8 +57,8 @@ _IGNORED = frozenset(
 
 
 def refuse_others(function: str, others: dict[str, Any]) -> None:
-    """Raises TypeError for a keyword that no fork has, UnsupportedError for one of _REFUSED with a
-    value; see `refuse`."""
+    """Raises TypeError for a keyword that no fork has, and UnsupportedError for a keyword of
+    _REFUSED whose value is not None, False or 0."""
     for name, value in others.items():
         if name not in _REFUSED and name not in _IGNORED:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")

@@ -18,7 +18,8 @@ _NAMES = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn_interface
 
 
 def _functions() -> ModuleType:
-    """The module flashplan.flash_attn. It imports this module, so this one imports it in calls."""
+    """The module flashplan.flash_attn. That module imports this one, so it is imported here, in a
+    call, and not at the top."""
     from flashplan import flash_attn
 
     return flash_attn

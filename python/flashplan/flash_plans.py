@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 # The arguments qo_indptr, kv_lens and kv_indptr of `Attention.plan`.
 Lengths: TypeAlias = tuple[list[int], list[int], list[int] | None]
 
-# How many objects of `Attention` are kept, one for each kind of calls: options, and bounds that are
-# powers of two. An object that a CUDA graph runs is kept for ever and not counted.
+# How many objects of `Attention` are kept. Calls use the same object if they have equal options and
+# equal bounds, after the bounds are rounded up to powers of two. An object that a CUDA graph runs
+# is kept for ever and not counted.
 MAX_KEPT = 64
 # How many copies of lengths are kept: several, because layers of one step may have different
 # lengths, as those of encoders and decoders have.
@@ -101,7 +102,7 @@ class Plans(threading.local):
         """An Attention that is planned for `step`. Steps that are equal have equal lengths.
 
         While a CUDA graph is captured, this returns the object of an earlier call with the same
-        step. It is never planned again, since replays of the graph need this plan.
+        step. That object is never planned again, since replays of the graph need its plan.
 
         Args:
             device: the device of the tensors.

@@ -41,7 +41,8 @@ def run_equal(
     """Attention of rows [tokens, heads, head_dim], equally many of each sequence: o, or (o, lse).
 
     Args:
-        lengths: batch size, rows of q and keys of each sequence; with kv_lens the most keys.
+        lengths: three numbers: the batch size, and for each sequence its rows of q and its keys;
+            with kv_lens in `tensors`, the most keys that a sequence may have.
         options: the options of `Attention` except bounds, device and workspace.
         tensors: the other arguments of `Attention.run`.
     """

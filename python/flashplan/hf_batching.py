@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _PACKAGE = "transformers.generation.continuous_batching"
 # Modules of that package that ask whether an implementation takes lengths instead of masks.
 _ASKING = ("cache", "continuous_api", "initialization")
-# Keywords of layers in a batch that attention does not need.
+# Keyword arguments that transformers gives to each layer, and that attention does not need.
 _UNUSED = (
     "cu_seq_lens_k",  # plan() gets the lengths of the requests on the host instead
     "max_length_q",
@@ -252,8 +252,9 @@ def _asked(name: str) -> _Replacement:
 
 
 def _keeping_block_tables(name: str, initialization: Any) -> _Replacement:
-    """Replaces a function that decides whether decodes read pages. They do if all layers have full
-    attention, on any device; transformers also requires FlashAttention's function and CUDA."""
+    """Replaces a function that decides whether decodes read pages. By the replacement they do if
+    all layers have full attention, on any device. The original also requires FlashAttention's
+    function and CUDA."""
 
     def replacement(original: Callable[..., None]) -> Callable[..., None]:
         def ensure(config: Any, cb_config: Any, user_requested: bool) -> None:

@@ -168,7 +168,7 @@ def _key_ranges(
     """[first, end) of the keys of each sequence, counted from kv_offset; None if there are gaps."""
     if attention_mask is None:
         return [[0, kv_length]] * batch_size
-    keys = attention_mask[:, kv_offset : kv_offset + kv_length].bool()  # any later key is hidden
+    keys = attention_mask[:, kv_offset : kv_offset + kv_length].bool()  # keys behind it are hidden
     if keys.shape[1] == 0:
         return [[0, 0]] * batch_size
     count = keys.sum(1)

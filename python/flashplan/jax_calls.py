@@ -222,8 +222,8 @@ def _divided(call: Call, mesh: Any, axes: Any) -> tuple[NamedSharding, ...]:
 def _infer_sharding(
     call: Call, mesh: Mesh, arguments: Sequence[Any], _results: Sequence[Any]
 ) -> tuple[NamedSharding, ...]:
-    """JAX calls this instead of _sharding_rule() if it uses GSPMD and not Shardy. It must not
-    raise, because XLA would then abort the process."""
+    """JAX calls this instead of _sharding_rule() if JAX uses GSPMD and not Shardy. This function
+    must not raise, because XLA would then abort the process."""
     dimensions = [argument.heads for argument in call.arguments]
     specs = [getattr(array.sharding, "spec", None) for array in arguments]
     return _divided(call, mesh, _axes_of_heads(dimensions, specs))
@@ -293,7 +293,7 @@ def _refuse_gradient(call: Call, _primals: Any, _tangents: Any) -> NoReturn:
     )
 
 
-# With jit the call is compiled also outside of compiled functions, since JAX partitions only
-# compiled calls, and arrays may be divided among devices there, too.
+# The jit compiles a call that is made outside of compiled functions, too: its arrays may be divided
+# among devices as well, and JAX partitions only compiled calls.
 call_xla: Any = jax.custom_jvp(jax.jit(_call_xla, static_argnums=0), nondiff_argnums=(0,))
 call_xla.defjvp(_refuse_gradient)

@@ -27,8 +27,9 @@ def merge_states(
 ) -> tuple[TensorT, TensorT]:
     """Merges attention states: (o, lse) of the same queries over different keys.
 
-    An lse of NaN or +inf makes lse and all of o NaN in its row; NaN or infinity in o makes its dim
-    NaN or infinite.
+    If a state's lse is NaN or +inf, the merged lse and all of the merged o are NaN for this token
+    and head. NaN or infinity in a dim of a state's o makes the same dim of the merged o NaN or
+    infinite.
 
     Args:
         o_a, o_b: [tokens, heads, dim] float32, float16 or bfloat16 (also as uint16 memory).

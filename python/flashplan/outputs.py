@@ -111,11 +111,11 @@ def new_output(
 
     Returns:
         The tensor, and a function to call with it once it is written, which returns the caller's
-        result. On the CPU it makes JAX arrays from NumPy arrays. For an unknown framework the
-        result is a NumPy array.
+        result. On the CPU the function makes JAX arrays from NumPy arrays. For an unknown framework
+        the result is a NumPy array.
     """
     if isinstance(like, type):
-        like = None  # the attributes of a class are descriptors; the core refuses it
+        like = None  # its attributes would be descriptors; the core refuses the class
     dtype = dtype or dtype_name(getattr(like, "dtype", "float32"))
     framework = _core.framework_of(like)
     if framework == "torch":

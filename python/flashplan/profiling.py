@@ -17,8 +17,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def event(name: str) -> Callable[[_Function], _Function]:
     """Decorates a function: its calls are events `name` of torch.profiler.
 
-    Within torch.autograd.profiler.emit_nvtx() they are ranges of NVTX, too. If the variable is not
-    set, the function stays as it is, so the decorator costs nothing.
+    Within torch.autograd.profiler.emit_nvtx() the calls are ranges of NVTX, too. If
+    FLASHPLAN_PROFILE is unset, empty or 0, the function stays as it is, so the decorator costs
+    nothing.
     """
 
     def decorated(function: _Function) -> _Function:

@@ -23,7 +23,8 @@ from flashplan.support import workspace_bytes
 _base: Any = importlib.import_module("sglang.srt.layers.attention.base_attn_backend")
 _pools: Any = importlib.import_module("sglang.srt.mem_cache.memory_pool")
 
-# The smallest bound for tokens. All steps of fewer tokens share the objects that are made for it.
+# The smallest max_qo_tokens, except for decodes. All steps of fewer tokens share the objects that
+# are made for this bound.
 _MIN_TOKENS = 8192
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -64,7 +65,7 @@ class FlashplanAttnBackend(_base.AttentionBackend):  # type: ignore[misc]
         self._has_scales = runner.kv_cache_dtype in _FLOAT8
         self._max_requests: int = runner.req_to_token_pool.size
         self._attentions: dict[tuple[Any, ...], Attention] = {}
-        self._workspace: Tensor | None = None  # of all objects, which run one after the other
+        self._workspace: Tensor | None = None  # shared by the objects, which run one by one
         self._table: Tensor | None = None  # the page table that graphs refer to
         self._bounds = (1, 1)
         self._step: tuple[list[int], list[int]] = ([0], [])
@@ -78,7 +79,7 @@ class FlashplanAttnBackend(_base.AttentionBackend):  # type: ignore[misc]
         self._table = torch.zeros((max_bs, num_pages), dtype=torch.int32, device=device)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
-        """The length of requests that pad a graph: with their one query they have one key."""
+        """The number of keys of a request that pads a graph: that of its one query."""
         return 1
 
     def init_forward_metadata(self, forward_batch: Any) -> None:

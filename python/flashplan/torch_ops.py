@@ -306,8 +306,9 @@ def _fake(*_arguments: object) -> None:
 def _refuse_gradients(operator: Any, *arguments: object) -> None:
     """The kernel of an operator for the dispatch key Autograd.
 
-    AOTAutograd, torch.func and torch.export call it with the caller's tensors. The kernels that it
-    calls get tensors that require no gradient, so they could not refuse the caller's.
+    AOTAutograd, torch.func and torch.export call it with the caller's tensors. The kernels that run
+    after it, for other keys, get tensors that require no gradient, so they could not refuse the
+    caller's.
     """
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         for argument, value in zip(operator._schema.arguments, arguments):

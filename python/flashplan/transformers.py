@@ -194,14 +194,14 @@ class _Lengths:
             self.kv_begins.append(kv_begin)
 
     def finish(self) -> _Lengths:
-        """Adds the last entry of kv_indptr, which has one more than there are requests."""
+        """Adds the last entry of kv_begins, which as kv_indptr must have one more than requests."""
         self.kv_begins.append(self.kv_begins[-1] + self.kv_lens[-1])
         return self
 
 
 def _lengths_of_ranges(rows: list[list[int]], q_length: int, apart: int) -> _Lengths:
-    """The lengths for masks that are ranges. A sequence becomes a request with the keys of its
-    range, and a request without keys for the queries behind the last key."""
+    """The lengths for masks that are ranges. Each sequence becomes a request with the keys of its
+    range. If it has queries behind the last key, these become a second request, without keys."""
     lengths = _Lengths()
     for sequence, (first, end, q_begin, is_causal, _) in enumerate(rows):
         begin = sequence * apart + first
@@ -383,6 +383,6 @@ def attention(
         **options,
     )
     attn = planned.plan(step, batch_size * q_length, lengths)
-    q = query.transpose(1, 2).contiguous().flatten(0, 1)  # no copy for the result of a projection
+    q = query.transpose(1, 2).contiguous().flatten(0, 1)  # a projection's result is not copied
     o = attn.run(q, k, v, mask=words, sinks=sinks)
     return o.view(batch_size, q_length, *o.shape[1:]), None

@@ -189,7 +189,7 @@ class Variant:
 
 
 def packed_arguments(variant: Variant | None, arguments: dict[str, Any]) -> Any:
-    """Converts the keyword arguments of run() that belong to the variant for the core."""
+    """Converts the variant's own keyword arguments of run() to what the core takes."""
     if variant is not None:
         return variant._packed(arguments)
     if arguments:

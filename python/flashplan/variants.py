@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ready-made variants, for `Attention(..., variant=)`.
 
-- alibi: linear biases (Press et al., 2022). Its tensor `slopes`, [num_qo_heads] float32, is what a
-  logit of each head loses for each key between query and key.
+- alibi: linear biases (Press et al., 2022). Its tensor is `slopes`, [num_qo_heads] float32: a logit
+  of head h becomes logit - slopes[h] * (query - key), with the positions of query and key.
 - sigmoid: weights sigmoid(logit + bias) instead of a softmax (FlashSigmoid, Ramapuram et al.,
   2024). Its scalar `bias` is 0 by default; a usual value is minus the logarithm of the number of
   keys.

@@ -16,8 +16,8 @@ struct Architecture {
   }
 };
 
-/// Shared memory of an SM in KB (CUDA C++ Programming Guide, technical specifications). The system
-/// keeps 1 KB of it for each CTA.
+/// Shared memory of an SM in KB (CUDA C++ Programming Guide, technical specifications). It includes
+/// the 1 KB that CUDA reserves for each CTA.
 constexpr int smem_per_sm(int architecture) {
   if (architecture == 80 || architecture == 87) return 164;
   if (architecture < 90 || architecture / 10 == 12) return 100;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scales of kv heads that a kernel reads.
+// Scales of q, k or v, one for each kv head, as kernels read them.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace flashplan {
 
-/// Scales of the kv heads, in memory of the device that runs the kernel.
+/// The scales of q, k or v for the kv heads, in memory of the device that runs the kernel.
 struct HeadScales {
   const float* data = nullptr;  // null: all scales are 1
   int32_t stride = 0;           // elements from head to head; 0: one scale for all heads

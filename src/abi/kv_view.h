@@ -10,9 +10,9 @@
 
 namespace flashplan {
 
-/// K or V, ragged or paged. The row of a key lies at
+/// K or V, ragged or paged. The row of a key, or of its value, lies at
 ///   data + page * page_stride + row_in_page * token_stride + kv_head * head_stride
-/// A ragged tensor is one page; its row_in_page is the key's row of the tensor.
+/// A ragged tensor is one page: page is 0, and row_in_page counts from the tensor's first row.
 struct KvView {
   const void* data = nullptr;
   int64_t page_stride = 0;

@@ -3,8 +3,9 @@
 // elements. All fields are initialised, so that a pointer that nobody sets is null and not a stale
 // address.
 //
-// The order of groups and fields is the order in which a GPU kernel first reads them: parameters
-// come from memory, a line of 64 bytes at a time (docs/tuning/sm80.md).
+// Groups and fields are in the order in which a GPU kernel first reads them. A GPU fetches
+// parameters from memory in lines of 64 bytes, so fields that are needed together should share a
+// line (docs/tuning/sm80.md).
 #pragma once
 
 #include <cstdint>
@@ -83,7 +84,7 @@ struct VariantParams {
 
 /// The caller's workspace; see plan/workspace_layout.h.
 struct WorkspaceParams {
-  void* scratch = nullptr;    // [num_ctas, scratch_bytes]: private to a queue or worker
+  void* scratch = nullptr;    // [num_ctas, scratch_bytes]: one for each queue (GPU) or worker (CPU)
   int64_t scratch_bytes = 0;  // a multiple of 16
   float* partial_o = nullptr;
   float* partial_lse = nullptr;
@@ -93,7 +94,7 @@ struct WorkspaceParams {
 struct HostParams {
   bool shared_kv = false;               // values are the first dims of keys, and v is k
   const RopeTurns* rope = nullptr;      // rotation of queries and keys (CPU); null: none
-  const int32_t* cta_indptr = nullptr;  // [num_ctas + 1]
+  const int32_t* cta_indptr = nullptr;  // [num_ctas + 1]: index of each queue's first work tile
   int32_t first_merge = 0;              // number of the first merge in use
   int32_t num_merges = 0;               // merges in use, from first_merge on
   int64_t total_cost = 0;               // predicted cost of all work tiles

@@ -37,12 +37,12 @@ struct alignas(16) PreparedState {
   int32_t unused;
 };
 
-/// A tile has the keys of one step for all kv heads. If values are prepared, too, the values of
-/// these keys are the tile of the same number in `values`.
+/// A tile has the keys that a kernel computes in one step, for all kv heads. If values are also
+/// prepared, the values of these keys are the tile of the same number in `values`.
 struct PreparedKv {
   unsigned char* keys = nullptr;    // [tiles, num_kv_heads, KernelGeometry::prepared_key_bytes]
   unsigned char* values = nullptr;  // [tiles, num_kv_heads, prepared_value_bytes]; null: keys alone
-  const int32_t* first_tiles = nullptr;  // [segments] tile of the first keys, or kNotPrepared
+  const int32_t* first_tiles = nullptr;  // [segments] first tile of each, or kNotPrepared
   const int32_t* num_tiles = nullptr;    // [1] tiles in use
   PreparedState* states = nullptr;       // [tiles, num_kv_heads]; null: nothing is prepared
   int32_t* num_left = nullptr;           // [1] warps that are done with the states; 0 between runs

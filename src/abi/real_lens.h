@@ -27,9 +27,9 @@ FLASHPLAN_HOST_DEVICE void fit_to_length(const Mask& mask, const PackedRows& row
   segment.position = kv_len - segment.qo_len;
   const KeySpan real = mask.visible_to_queries(first, last, segment.position, kv_len, tile_kv);
   // With a sliding window the visible keys begin `shift` keys earlier than planned, so the keys of
-  // each work tile move by `shift`, a multiple of tile_kv. Both first keys are rounded down, by
-  // different amounts, so there may be one step more than planned. The head's last work tile takes
-  // it.
+  // each work tile move by `shift`, a multiple of tile_kv. The planned and the real first key are
+  // rounded down by different amounts, so there may be one step of keys more than planned. The
+  // last work tile of these rows takes it.
   const int32_t shift = planned.begin - real.begin;
   const bool is_last = keys.end == planned.end;
   keys = {keys.begin - shift, keys.end - shift};

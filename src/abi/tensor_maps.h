@@ -12,8 +12,8 @@ struct alignas(64) TensorMap {
 };
 
 /// Strides of keys or values in units of `bytes`, the largest power of two that divides all of
-/// them. In these units the offset of every row is below kNoRow, so it fits into 32 bits. If bytes
-/// is 0, some row is further away, or not aligned to 16 bytes.
+/// them. In these units the offset of every row is below kNoRow, so it fits into 32 bits. `bytes`
+/// is 0 if the offset of some row does not fit, or some row is not aligned to 16 bytes.
 struct RowUnits {
   static constexpr uint32_t kNoRow = 0xffffffffU;
 
@@ -51,8 +51,9 @@ struct TensorMaps {
   // With shared_kv, where values are the first dims of keys, q_tail and k_tail have the other dims
   // of queries and keys. Boxes of k then have four blocks of dims, and boxes of k_tail have one.
   TensorMap q_tail;
-  // Without shared_kv, k_tail is used if the last dims of keys are in a second tensor. Boxes of k
-  // and k_tail are then (64 dims, rows of a step, 1, 1, heads).
+  // Without shared_kv, k_tail is used if the last dims of keys are in a second tensor. The maps
+  // of k and k_tail then are (dims, tokens, 1, 1, heads); a box has 64 dims of the keys of one
+  // step, for one head.
   TensorMap k_tail;
 };
 

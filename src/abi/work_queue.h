@@ -10,10 +10,10 @@
 
 namespace flashplan {
 
-/// A block of the sparse matrix: tokens of q against the keys of one row of the page table. Each
-/// request is one segment. A prefix that neighbouring requests share is one more segment, with the
-/// tokens of all these requests and the page table row of the first one. A Segment has 16 bytes, so
-/// that a GPU copies it by one instruction.
+/// A block of the sparse attention matrix: tokens of q against the keys of one row of the page
+/// table. Each request is one segment. A prefix that neighbouring requests share is one more
+/// segment, with the tokens of all these requests and the page table row of the first one. A
+/// Segment has 16 bytes, so that a GPU copies it by one instruction.
 struct Segment {
   int32_t qo_begin;  // first token, a row of q and o
   int32_t qo_len;    // number of tokens
@@ -32,13 +32,13 @@ FLASHPLAN_HOST_DEVICE bool is_prefix(const Segment& segment) {
 /// Rows of one kv head whose keys are divided among several work tiles. State i of row r is in
 /// partial row first_partial_row + i * tile_q + r; states are in the order of their keys. Where
 /// work tiles of a request that shares no prefix have several kv heads, a state has the rows of all
-/// these heads: row r of head number h is its row h * num_rows + r.
+/// these heads: row h * num_rows + r of the state is row r of head number h.
 ///
 /// Each work tile that has written states of a merge arrives at the merge, and the last one to
 /// arrive completes it. If the rows are those of a request, this work tile then merges their states
 /// with the states of the prefixes around them, which it finds by following `parent`, and writes o
-/// and lse. A shared prefix has the rows of several requests, its readers. When its merge is
-/// complete, it arrives at the merge of each reader, as a work tile does.
+/// and lse. A shared prefix has the rows of several requests, its readers. When the merge of the
+/// prefix is complete, the prefix arrives at the merge of each reader, as a work tile does.
 struct Merge {
   PackedRows rows;
   int32_t kv_head;
@@ -55,9 +55,9 @@ struct Merge {
 /// kernel can merge the states of several heads with more rows.
 constexpr int32_t kMostPairedRows = 8;
 
-/// The most work tiles of a queue that have only some keys of their head: one may continue a head
-/// of an earlier queue, and one may have a head that goes on in a later queue. Work tiles of shared
-/// prefixes, and of requests that read them, do not count.
+/// The most work tiles of a queue that have only some keys of their kv head: one whose head has
+/// other keys in an earlier queue, and one whose head has other keys in a later queue. Work tiles
+/// of shared prefixes, and of requests that read them, do not count.
 constexpr int32_t kMostSplitsPerQueue = 2;
 
 /// Counts the arrivals at a merge, which waits for Merge::num_pieces of them. If each warpgroup of
@@ -72,7 +72,7 @@ constexpr int32_t kMostSplitsPerQueue = 2;
 ///   4. No other work tile writes a counter or reads states, with two exceptions. Several CTAs may
 ///      each merge some rows of a merge of many rows: kernels/device/merge_part.h says what the
 ///      counter's bits are then. The sm90 kernels may mark the counter of a reader, so that another
-///      CTA merges it: kernels/device/sm90/reader_merges.h.
+///      CTA merges that reader's rows: kernels/device/sm90/reader_merges.h.
 struct Arrivals {
   int32_t counters[4];
 };
@@ -80,10 +80,10 @@ struct Arrivals {
 /// The first records of a work queue, copied to one place so that a CTA reads all of them at once.
 /// If it looked up one record after the other, each look-up would wait for the one before.
 struct alignas(16) QueueStart {
-  int32_t begin;  // index of its first work tile
+  int32_t begin;  // index of the queue's first work tile
   int32_t end;
-  int32_t first_prepared[2];  // PreparedKv::first_tiles of the two segments
-  WorkTile tiles[2];          // the first two work tiles, or fewer if the queue has fewer
+  int32_t first_prepared[2];  // PreparedKv::first_tiles of `segments`
+  WorkTile tiles[2];          // the first two work tiles; any tiles beyond the end of the queue
   Segment segments[2];
 };
 

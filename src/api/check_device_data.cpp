@@ -45,7 +45,8 @@ class HostTensor {
   }
 
  private:
-  /// Checks that elements lie between the first and the last one, so that one copy brings them all.
+  /// Checks that no stride is negative, so that one copy, from the first element to the last one,
+  /// brings all elements.
   static Status check_strided(const TensorArgument& given) {
     if (given.view.rank > kMaxRank) {
       return error(StatusCode::kInvalidArgument, "%s: expected at most %d dimensions, got %d",

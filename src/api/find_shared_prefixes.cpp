@@ -21,7 +21,7 @@ int64_t num_common(const int32_t* a, const int32_t* b, int64_t count) {
   return i;
 }
 
-/// The number of keys that a request had before this step.
+/// The number of keys that a request had before this batch, in which each query adds one key.
 int32_t num_old_keys(const Batch& batch, int32_t request) {
   const int32_t qo_len = batch.qo_indptr[request + 1] - batch.qo_indptr[request];
   return std::max(batch.kv_lens[request] - qo_len, 0);

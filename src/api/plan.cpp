@@ -52,8 +52,9 @@ std::string_view family_to_test() noexcept {
   return name != nullptr ? name : "";
 }
 
-/// The Division that the environment variable FLASHPLAN_SCHEDULE names. It is read once.
-///   kUnsupported  it names no division
+/// The Division that the environment variable FLASHPLAN_SCHEDULE names. Benchmarks set it to
+/// compare divisions. It is read once.
+///   kUnsupported  the variable names no Division
 Status division_to_measure(Division* division) noexcept {
   static const char* const given = std::getenv("FLASHPLAN_SCHEDULE");
   const std::string_view name = given != nullptr ? given : "balanced";
@@ -125,7 +126,7 @@ Status check_compiler(const AttentionOptions& options) noexcept {
   return load_nvrtc(options.variant.empty() ? "rope" : "variant");
 }
 
-/// Allocates and loads what a plan on a GPU needs before the first step.
+/// Allocates and loads what a plan on a GPU needs before its first batch.
 Status create_on_gpu(const ScheduleBounds& bounds, Plan::Impl* impl) noexcept {
   const int32_t device = impl->options.device.index;
   const cuda::DeviceGuard guard(device);

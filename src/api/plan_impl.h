@@ -23,10 +23,10 @@ struct PlanKernel {
   KernelChoice choice;
   WorkspaceLayout layout;
   Scheduler scheduler;
-  /// Whether an average request has no more packed rows than the smallest body of the kernel takes.
-  /// It decides whether KernelCode::few_rows_first or many_rows_first is launched. A captured graph
+  /// Whether the smallest of KernelGeometry::bodies has room for the packed rows of an average
+  /// request. If so, KernelCode::few_rows_first is launched, else many_rows_first. A captured graph
   /// keeps launching the one that was captured. In plans that are batch-invariant or divide batches
-  /// it depends on the kernel alone.
+  /// this flag depends on the kernel alone.
   bool has_few_rows = false;
 };
 
@@ -44,8 +44,8 @@ struct Plan::Impl {
   std::vector<PlanKernel> kernels;
   int32_t current = 0;     // the kernel of the last plan(); if it took both, the one for many rows
   bool takes_two = false;  // whether the last plan() took both kernels
-  /// Whether every plan takes the current kernel, because a graph has been captured that has no
-  /// other one.
+  /// Whether every later plan() takes the current kernel, because a captured graph has no other
+  /// kernel.
   bool keeps_kernel = false;
   KernelReason reason = KernelReason::kRows;            // of the last plan()
   DeviceLimits device;                                  // what the kernels were chosen for
@@ -63,8 +63,8 @@ struct Plan::Impl {
   bool has_key_ranges = false;      // whether the batch has ranges of keys
   int32_t num_prepared_tiles = 0;   // prepared tiles of keys
   KeyListBatch lists;               // with topk: the batch in which each token is a request
-  /// A run on the CPU copies its kv_lens, or topk_lens, and page_indptr to these. Plan::create()
-  /// reserves memory for any batch.
+  /// A run on the CPU copies its kv_lens, or topk_lens, to real_lens, and its page_indptr to
+  /// page_indptr. Plan::create() reserves memory for any batch.
   std::vector<int32_t> real_lens;
   std::vector<int32_t> page_indptr;
   bool planned = false;

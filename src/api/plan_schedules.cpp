@@ -12,8 +12,8 @@
 namespace flashplan {
 namespace {
 
-/// Whether the mask of a request begins inside one of its shared prefixes. The row tile of a prefix
-/// is computed without masks, so in such a batch no prefix is shared.
+/// Whether the mask of a request begins inside one of its shared prefixes. The keys of a
+/// shared prefix are computed without masks, so in such a batch no prefix is shared.
 bool has_masks_inside_prefixes(const Batch& batch) {
   if (batch.mask_begin == nullptr) return false;
   for (int32_t i = 0; i < batch.num_shared_prefixes; ++i) {
@@ -87,7 +87,7 @@ ScheduleBounds prepare_schedules(Division division, Plan::Impl* impl) {
   if (divides) bounds = larger(bounds, sums);
   for (std::size_t i = 0; i < kernels.size(); ++i) {
     // The merges of both schedules are numbered down from the end of one buffer, so both schedulers
-    // must know its whole size.
+    // must know the size of the whole buffer.
     if (divides) own[i].merges = bounds.merges;
     kernels[i].scheduler.reserve(shapes[i], own[i]);
   }

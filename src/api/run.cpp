@@ -234,7 +234,8 @@ Status run_on_gpu(const AttentionTensors& t, Plan::Impl* plan, Stream stream) no
     follows = follows || launched.ok();
   }
   if (!follows) return launched;
-  // If only the second launch has failed, the first one still runs, so it is recorded.
+  // If only the second launch has failed, the first kernel still runs, so later uploads and runs
+  // must wait for it.
   const Status recorded = plan->device_schedule->after_run(stream);
   return launched.ok() ? recorded : launched;
 }

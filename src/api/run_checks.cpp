@@ -217,8 +217,8 @@ Status check_pages(const PageTableTensors& tables, const TensorView& kv_lens, in
 }
 
 /// Checks a scale of keys or queries, its product with `factor`, and this product divided by
-/// softcap. `factor` is softmax_scale times the other one of the two scales, whose name in messages
-/// is `others`.
+/// softcap. `factor`: softmax_scale times the scale of the other tensor, q or k. `others`: the name
+/// of this other scale in messages.
 Status check_logits_scale(const char* name, float scale, const char* others, float factor,
                           const AttentionOptions& options) {
   FLASHPLAN_RETURN_IF_ERROR(check_scale(name, scale));

@@ -14,8 +14,8 @@ WorkspaceClaim* first = nullptr;  // fork_safe_lock<WorkspaceClaim>() guards the
 
 WorkspaceClaim::WorkspaceClaim(const void* memory, std::size_t size) noexcept
     : begin_(reinterpret_cast<uintptr_t>(memory)), end_(begin_ + size) {
-  // A forked child empties the list: its claims may be those of threads that the child does not
-  // have.
+  // A forked child empties the list, because claims of threads that only its parent has would never
+  // be released.
   [[maybe_unused]] static const int once =
       pthread_atfork(nullptr, nullptr, [] { first = nullptr; });
   const auto lock = fork_safe_lock<WorkspaceClaim>();

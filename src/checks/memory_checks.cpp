@@ -75,8 +75,8 @@ int32_t shared_dim(const TensorView& view) {
   return -1;
 }
 
-/// The bytes that the elements of a view span if their addresses are taken modulo `period`, or 0 if
-/// no such bound is known.
+/// A bound on the bytes that the elements of a view span if their addresses are taken modulo
+/// `period`; 0: no bound is known.
 int64_t span_modulo(const TensorView& view, int64_t period) {
   const int64_t item = item_size(view.dtype);
   int64_t span = item;

@@ -135,7 +135,7 @@ int32_t cgroup_quota(const fs::path& root) {
     const std::optional<fs::path> own = own_group(root, hierarchy->is_version_2);
     if (!own) continue;
     // In a container the mounted folder may show the process's own group, while `own` is the
-    // group's path on the host.
+    // group's path on the host, outside of `top`. Then only files of the folder itself are read.
     fs::path group = own->lexically_relative(hierarchy->top);
     if (group.empty() || *group.begin() == "." || *group.begin() == "..") group.clear();
     const std::string folder = file_in(root, hierarchy->folder.relative_path());

@@ -14,7 +14,7 @@ Status find_compiler() noexcept;
 /// Gives `kernel`, which was selected for the options, the code of their variant. The code comes
 /// from an earlier call of this process, from the cache on disk, or from the compiler, and stays
 /// loaded until the process ends.
-///   kInvalidArgument  it does not compile; Variant::compile_log() has all that the compiler said
+///   kInvalidArgument  the variant does not compile; Variant::compile_log() has the compiler's text
 ///   kUnsupported      there is no compiler
 Status compile_variant(const AttentionOptions& options, Kernel* kernel) noexcept;
 

@@ -84,7 +84,7 @@ class MergedRows {
         continue;
       }
       const float total = scratch_.merged_sum[r];
-      const bool no_keys = total == 0.0F;  // NaN is not 0
+      const bool no_keys = total == 0.0F;  // false for NaN, which comes from a key
       const float scale = no_keys ? 0.0F : 1.0F / total;
       const float lse =
           no_keys ? -__builtin_inff() : scratch_.merged_max[r] + __builtin_logf(total);
@@ -132,7 +132,8 @@ void merge_partials(const AttentionParams& p, const Variant& variant, const Merg
   merged.write();
 }
 
-/// Arrives at a merge. The last one to arrive sees what all others wrote, and completes the merge.
+/// Arrives at merge number `number`. The last work tile to arrive sees the states that all others
+/// wrote, and completes the merge.
 template <typename Variant>
 void arrive(const AttentionParams& p, const Variant& variant, int32_t number,
             const Scratch& scratch) {

@@ -127,8 +127,8 @@ template <typename KvFormat, typename Variant>
     int32_t num_keys = 0;
     for (int32_t kv = kv_begin; kv < kv_end; kv += num_keys) {  // kv + tile_kv might overflow
       num_keys = min(tile_kv, kv_end - kv);
-      // All heads of a tile are computed one after the other, because the heads of a token are
-      // neighbours in memory.
+      // A tile of keys is computed for all heads before the next tile is read, because the heads of
+      // a token are neighbours in memory.
       keys.advance();
       const RopeTurns* rope = p.host.rope;
       auto* rotations = reinterpret_cast<Rotations*>(scratch.rotations);  // one for each key

@@ -31,8 +31,8 @@ struct Scratch {
   float* rotations;   // [tile_kv] Rotations of the keys of a tile, if the plan rotates
 };
 
-/// Divides `memory` into the arrays of a worker, and returns their bytes. If `memory` is null, it
-/// only counts the bytes.
+/// Divides `memory` into the arrays of a worker, and returns how many bytes they take. A null
+/// `memory` is not divided: then this only counts the bytes.
 FLASHPLAN_INLINE std::size_t partition(Scratch* scratch, std::byte* memory, int32_t tile_q,
                                        int32_t tile_kv, int32_t head_dim_qk, int32_t head_dim_vo,
                                        bool rotates) {

@@ -65,9 +65,9 @@ class Workers {
     while (true) {
       round_.wait(seen, std::memory_order_acquire);
       seen = round_.load(std::memory_order_acquire);
-      // The number of the round and the number of invited workers are one word, so that a worker
-      // that wakes late can not mistake one round for another. A round ends only when every invited
-      // worker is done.
+      // Each call of run() is a round. Its number and the number of invited workers are one word,
+      // so that a worker that wakes late can not take one round's invitation for another's. A round
+      // ends only when every invited worker is done.
       if (id >= static_cast<int32_t>(seen & kMaxInvited)) continue;
       take_tasks(id + 1);
       if (num_busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) num_busy_.notify_one();
@@ -81,7 +81,8 @@ class Workers {
     }
   }
 
-  // The number of the round, and in the low kInvitedBits how many workers take part in it.
+  // The number of the round (a call of run() with workers), and in the low kInvitedBits how many
+  // workers take part in it.
   std::atomic<uint32_t> round_{0};
   std::atomic<int32_t> num_busy_{0};
   std::atomic<int32_t> next_task_{0};

@@ -59,8 +59,9 @@ FLASHPLAN_INLINE uint32_t bits_of(KeySpan span) {
 
 /// One step of the online softmax of a row. Logits become probabilities relative to the new
 /// maximum, and 0 for keys that are not visible: those outside `visible` or without a bit in
-/// `seen`. If `visible` is empty, logits are left as they are. Returns the factor of the earlier
-/// sums. A visible logit of NaN or +inf makes the sum NaN; the maximum ignores NaN.
+/// `seen`. If `visible` is empty, logits are left as they are. Returns the factor by which the
+/// row's o, a sum over earlier keys, must be multiplied. A visible logit of NaN or +inf makes
+/// row_sum NaN; the maximum ignores NaN.
 inline float softmax_row(float* logits, int32_t num_keys, KeySpan visible, uint32_t seen,
                          float softcap, float* row_max, float* row_sum) {
   if (visible.begin >= visible.end) return 1.0F;
@@ -82,8 +83,8 @@ inline float softmax_row(float* logits, int32_t num_keys, KeySpan visible, uint3
   Vec largest = splat(*row_max);
   for (int32_t j = 0; j < padded_keys; j += kLanes) largest = max(load(logits + j), largest);
   const float new_max = max_lane(largest);
-  // If all logits so far are -inf or NaN, there is no finite maximum to subtract. With any finite
-  // shift they become 0 and NaN, as they should.
+  // If all logits so far are -inf or NaN, there is no finite maximum to subtract. With a shift of 0
+  // the probability of -inf is 0, and that of NaN is NaN, as they should be.
   const float shift = new_max == minus_infinity ? 0.0F : new_max;
   const float shrink = exp(splat(*row_max - shift))[0];
   Vec total = load(row_sum) * shrink;

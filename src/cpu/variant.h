@@ -17,7 +17,8 @@ struct Standard {
   explicit Standard(const AttentionParams& /*params*/) {}
 };
 
-/// The base of variants in plans with a softcap, which on the CPU needs no code in the variant.
+/// The base of variants in plans with a softcap. It needs no code for that, because on the CPU
+/// softmax_row() applies the softcap.
 using Softcap = Standard;
 
 /// The base of a variant that has a logit() of its own.

@@ -28,9 +28,9 @@ struct MakeIndices<0, kIndex...> {
   using type = Indices<kIndex...>;
 };
 
-/// Does one step of adding up the lanes of several segments at once. `a` and `b` consist of
-/// segments of kSegment lanes, each of which is to be summed. In the result a segment has half as
-/// many lanes with the same sum; the segments of `a` come before those of `b`.
+/// Adds the upper half of each segment of kSegment lanes of `a` and `b` to its lower half. The
+/// result has the segments of `a`, then those of `b`, each with half as many lanes and the same sum
+/// of lanes.
 template <int kSegment, int... kIndex>
 FLASHPLAN_INLINE Vec add_halves(Vec a, Vec b, Indices<kIndex...>) {
   constexpr int kHalf = kSegment / 2;
@@ -44,7 +44,7 @@ FLASHPLAN_INLINE Vec sum_lanes(Vec (&v)[kLanes]) {
   if constexpr (kCount == 1) {
     return v[0];
   } else {
-    // Neighbours are combined, so the sum of the lanes of v[i] ends up in lane i.
+    // Vectors 2i and 2i + 1 are combined, so the sum of the lanes of v[i] ends up in lane i.
     for (int i = 0; i < kCount / 2; ++i) {
       v[i] = add_halves<kCount>(v[2 * i], v[2 * i + 1], typename MakeIndices<kLanes>::type());
     }
@@ -80,8 +80,8 @@ FLASHPLAN_INLINE float sum_of_lanes(Vec v) {
 /// e^x to about 2 ulp for x <= 88; 0 below -87, where float32 has no normal result; NaN for NaN.
 FLASHPLAN_INLINE Vec exp(Vec x) {
   const Vec clamped = x < -87.0F ? splat(-87.0F) : x;  // keeps NaN
-  // x = n ln 2 + r with |r| <= ln(2) / 2; the sum with 1.5 * 2^23 + 127 leaves n + 127, which is
-  // the exponent of 2^n, in the low bits.
+  // x = n ln 2 + r with |r| <= ln(2) / 2. Adding 1.5 * 2^23 + 127 to x / ln 2 rounds it to n, and
+  // leaves n + 127, which is the exponent of 2^n, in the low bits.
   const Vec magic = splat(12582912.0F + 127.0F);
   const Vec shifted = clamped * 1.44269504F + magic;
   const Vec n = shifted - magic;

@@ -12,7 +12,7 @@ namespace flashplan::cuda {
 /// Sets the code of `kernel`, which was selected for `options`, to code with their variant and with
 /// the rotation `rope` (null: none). The code comes from an earlier call of this process, from the
 /// cache on disk, or from NVRTC, and stays loaded until the process ends.
-///   kInvalidArgument  it does not compile; Variant::compile_log() has all that the compiler said
+///   kInvalidArgument  the variant does not compile; Variant::compile_log() has the compiler's text
 ///   kUnsupported      there is no NVRTC
 Status compile_variant(const AttentionOptions& options, const RopeTurns* rope,
                        Kernel* kernel) noexcept;

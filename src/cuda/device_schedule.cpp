@@ -71,8 +71,8 @@ Status DeviceSchedule::create(int32_t device, const ScheduleBounds& bounds, int3
   const std::size_t arrivals = static_cast<std::size_t>(bounds.merges) * sizeof(Arrivals);
   std::size_t counters = arrivals;
   if (prepares_keys_) {
-    // A warp loads the states of 32 tiles at once, and may begin at the last tile. 32 more states
-    // are allocated, so that it reads none behind the array.
+    // A warp loads the states of 32 tiles at once, and may begin at the last tile. The states of
+    // 32 more tiles are allocated, so that the warp reads nothing behind the array.
     const auto tiles = static_cast<std::size_t>(bounds.prepared_tiles) + 32;
     counters = (arrivals + alignof(PreparedState) - 1) & -alignof(PreparedState);
     prepared_states_ = staging_bytes_ + counters;

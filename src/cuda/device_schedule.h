@@ -34,8 +34,8 @@ class DeviceSchedule {
   DeviceSchedule(const DeviceSchedule&) = delete;
   DeviceSchedule& operator=(const DeviceSchedule&) = delete;
 
-  /// Allocates for schedules up to `bounds` on `device`. `num_ctas`: the queues of each kernel that
-  /// may run a schedule. Called once.
+  /// Allocates memory for schedules up to `bounds` on `device`. `num_ctas`: the number of queues of
+  /// each kernel of the plan. Called once.
   Status create(int32_t device, const ScheduleBounds& bounds, int32_t num_kv_heads,
                 std::span<const int32_t> num_ctas) noexcept;
 
@@ -51,8 +51,8 @@ class DeviceSchedule {
   /// become empty. No allocation.
   Status upload(const Schedules& schedules, Stream stream) noexcept;
 
-  /// Must be called before and after a launch on a stream that is not being captured, while the
-  /// plan's device is current.
+  /// before_run() must be called before the launches of a run, and after_run() after them, if
+  /// `stream` is not being captured. The plan's device must be current.
   Status before_run(Stream stream) noexcept;
   Status after_run(Stream stream) noexcept;
 

@@ -11,7 +11,7 @@
 namespace flashplan::cuda {
 
 /// Allocates `size` bytes of device memory, aligned to 256 bytes.
-///   kOutOfMemory  the device has no more
+///   kOutOfMemory  the device has fewer free bytes
 Status allocate(int32_t device, std::size_t size, void** data) noexcept;
 /// Frees memory after the device is done with it. Null is allowed.
 void release(int32_t device, void* data) noexcept;

@@ -133,8 +133,8 @@ bool encode(TensorMap* map, const TensorView& tensor, const std::array<MapDim, k
   return kept != nullptr ? kept->find_or_encode(map, key) : encode(map, key);
 }
 
-/// The stride of a dimension. A dimension of size 1 may have any stride, which is never used. It is
-/// replaced, because a map needs a multiple of 16 bytes.
+/// The stride of a dimension. A dimension of size 1 may have any stride, which is never used. It
+/// is replaced by a stride of 16 bytes, because a map needs multiples of 16 bytes.
 int64_t stride_of(const TensorView& view, int32_t dim) {
   constexpr int64_t kUnused = 8;
   return view.shape[dim] > 1 ? view.stride[dim] : kUnused;
@@ -176,8 +176,9 @@ KvDims kv_dims(const AttentionOptions& options) {
 enum class BoxBlocks { kOne, kAll, kHalf };
 
 /// Encodes keys or values in boxes of `rows` rows of one head. The map has a dimension of rows and
-/// one of groups of 8 rows. A box of a ragged tensor may begin at any row, so there the first of
-/// these dimensions has all rows of the tensor, and the second has only the groups of one box.
+/// one of groups of 8 rows: for pages, the 8 rows of a group and the groups of a page. A box of a
+/// ragged tensor may begin at any row, so there the first of these dimensions has all rows of the
+/// tensor, and the second has only the groups of one box.
 bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& view,
                const AttentionOptions& options, int64_t rows, BoxBlocks box) {
   if (!is_mappable(view)) return false;
@@ -208,7 +209,8 @@ bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& view,
                      {(num_pages - 1) * per_page + num_heads, slab_stride, 1}}});
 }
 
-/// Encodes one of the two tensors of ragged keys in boxes of `rows` rows and 64 dims of one head.
+/// Encodes one of the two tensors that hold the first and the last dims of ragged keys, in boxes of
+/// `rows` rows and 64 dims of one head.
 bool encode_key_part(TensorMap* map, const TensorView& view, int64_t rows) {
   if (!is_mappable(view)) return false;
   const bool has_heads = view.rank == 3;
@@ -222,7 +224,8 @@ bool encode_key_part(TensorMap* map, const TensorView& view, int64_t rows) {
         {has_heads ? view.shape[1] : 1, has_heads ? stride_of(view, 1) : kUnused, 1}}});
 }
 
-/// Encodes keys whose last dims are in a tensor of their own. No box may have dims of both tensors.
+/// Encodes keys whose last dims are in a tensor of their own. A box can not have dims of both
+/// tensors, so the first tensor must consist of whole blocks of 64 dims.
 bool encode_key_parts(TensorMaps* maps, const AttentionTensors& t, int64_t rows) {
   return t.k.shape[t.k.rank - 1] % kBlockDims == 0 && encode_key_part(&maps->k, t.k, rows) &&
          encode_key_part(&maps->k_tail, t.k_tail, rows);
@@ -316,8 +319,8 @@ TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& opti
     return maps;
   }
   // Boxes of half a row need head dims that are multiples of a block, and keys in one tensor. Boxes
-  // of whole rows need tensors with all dims of the kernel; if they have fewer, a box has one block
-  // of 8 rows.
+  // of whole rows need tensors with all dims of the kernel. If the tensors have fewer dims, a box
+  // has one block of 64 dims, and 8 rows.
   const bool has_halves = kernel.head_dim_qk > kHalfBlocks * kBlockDims;
   const bool has_whole_blocks =
       options.head_dim_qk % kBlockDims == 0 && options.head_dim_vo % kBlockDims == 0;

@@ -15,7 +15,7 @@ Status check_append(const AppendTensors& tensors) noexcept;
 /// have a row for each token, too.
 Status check_append_values(const AppendTensors& tensors, const TensorView& q) noexcept;
 
-/// The parameters of tensors that have been checked. `q`: as for check_append_values().
+/// The parameters of tensors that have been checked. `q` is empty, or has a row for each token.
 AppendParams make_append_params(const AppendTensors& tensors, const TensorView& q) noexcept;
 
 /// Whether there are tokens and elements to write.

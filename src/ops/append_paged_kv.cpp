@@ -55,7 +55,7 @@ int32_t page_size_of(const AppendTensors& t) {
   return static_cast<int32_t>(t.k_cache.shape[page_dimension(t.layout)]);
 }
 
-/// Refuses tensors that do not go together with `given`.
+/// Refuses `others`, which must not be given together with the tensor named `given`.
 Status check_alone(const char* given, std::initializer_list<TensorArgument> others) {
   for (const TensorArgument& other : others) {
     if (other.view.empty()) continue;

@@ -8,7 +8,7 @@
 namespace flashplan {
 namespace {
 
-/// Checks a parameter that is given for each request, if it is given.
+/// Checks a tensor that has one number for each request, unless the tensor is empty.
 Status check_each(const TensorArgument& argument, const TensorView& logits) {
   if (argument.view.empty()) return {};
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(argument, DType::kFloat32, ""));
@@ -16,7 +16,7 @@ Status check_each(const TensorArgument& argument, const TensorView& logits) {
   return check_shape(argument, {Dim::exactly(logits.shape[0])});
 }
 
-/// Checks the numbers of one request or, if `row` is -1, of all requests.
+/// Checks the penalties of request `row` or, if `row` is -1, those that are one for all requests.
 Status check_numbers(const PenaltyParams& p, int32_t row) {
   const Penalties penalties = p.penalties_of(row < 0 ? 0 : row);
   if (penalties.are_valid()) return {};
@@ -41,7 +41,7 @@ Status check_numbers(const PenaltyParams& p, int32_t row) {
   return {};
 }
 
-/// Checks parameters, lengths and tokens, which are in host memory.
+/// Checks the penalties, lengths and tokens of all requests, which are in host memory.
 Status check_values(const PenaltyParams& p) {
   for (int32_t row = 0; row < p.num_rows; ++row) {
     FLASHPLAN_RETURN_IF_ERROR(check_numbers(p, row));
@@ -61,7 +61,7 @@ Status check_values(const PenaltyParams& p) {
   return {};
 }
 
-/// Checks the numbers that hold for all requests. They are in host memory on every device.
+/// Checks the penalties that are one for all requests. They are in host memory on every device.
 Status check_common_numbers(PenaltyParams p) {
   for (Parameter<float>* parameter : {&p.repetition, &p.presence, &p.frequency}) {
     if (parameter->each != nullptr) *parameter = {1.0F, nullptr};

@@ -15,7 +15,7 @@ Status check_wide(const TensorArgument& argument) noexcept;
 Status check_not_negative(const char* name, float value) noexcept;
 
 /// Checks the tensor that decides the device and the rows of an operator: [..., n] of rank 1 to 4
-/// with fewer than 2^31 rows, on a device that can exist.
+/// with fewer than 2^31 rows, on the CPU or on cuda:<index>.
 Status check_rows(const TensorArgument& argument) noexcept;
 
 /// Checks that a tensor is on the device of `like` and has its shape, except for the last

@@ -8,11 +8,11 @@
 
 namespace flashplan {
 
-/// Checks dtype, device and shape of a cache. `num_dims`: C and R of keys.
+/// Checks dtype, device and shape of a cache. `num_dims`: the latent and the rotated dims of a key.
 Status check_mla_cache(const MlaCache& cache, const int64_t (&num_dims)[2], Device device,
                        bool written) noexcept;
 
-/// The page size, and how many pages slots and page ids can name.
+/// The page size of a cache, and the number of pages that slots and page ids can refer to.
 int64_t page_size_of(const MlaCache& cache) noexcept;
 int32_t num_pages_of(const MlaCache& cache) noexcept;
 

@@ -11,8 +11,8 @@
 
 namespace flashplan {
 
-/// The parameters of a rotation of heads like those of `q` [tokens, heads, head_dim]. Sides and
-/// positions are not set.
+/// The parameters that rotate heads of the shape and dtype of `q` [tokens, heads, head_dim]. Sides
+/// and positions are not set.
 RopeParams make_rope_params(const Rope& rope, const TensorView& q) noexcept;
 
 /// Describes heads [tokens, heads, head_dim] that are read from one tensor and written to another.

@@ -38,7 +38,7 @@ Status check_bias(const TensorArgument& bias, const TensorView& logits) {
   return check_shape(bias, {Dim::exactly(logits.shape[0]), vocab});
 }
 
-/// Checks that nothing but a temperature of 0 or 1 changes probabilities.
+/// With from_probs: checks that there is no bias, and no temperature but 0 or 1.
 Status check_probabilities(const SampleOptions& o) {
   if (!o.from_probs) return {};
   if (!o.logit_bias.empty()) {
@@ -113,7 +113,7 @@ void set_filters(const TensorView& logits, const SampleOptions& o, int64_t batch
   p.top_k = make_parameter(o.top_k, o.top_ks);
   p.top_p = make_parameter(o.top_p, o.top_ps);
   p.min_p = make_parameter(o.min_p, o.min_ps);
-  // Without top-p, or with top-p alone, the order of filters makes no difference.
+  // Without top-p, or with top-p alone, the order of filters makes no difference, nor does `joint`.
   const bool has_top_p = !o.top_ps.empty() || o.top_p < 1.0F;
   const bool has_others =
       !o.top_ks.empty() || o.top_k < p.vocab || !o.min_ps.empty() || o.min_p > 0.0F;

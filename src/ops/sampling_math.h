@@ -279,8 +279,8 @@ FLASHPLAN_HOST_DEVICE bool has_filters(int32_t top_k, float top_p, float min_p, 
   return top_k < vocab || top_p < 1.0F || min_p > 0.0F;
 }
 
-/// The biased exponent of a block's largest probability. If that is below 2^-48, the block weighs
-/// nothing, so one exponent stands for all such blocks.
+/// The biased exponent of a block's largest probability. A block whose largest probability is below
+/// 2^-48 weighs nothing, so one exponent stands for all such blocks.
 FLASHPLAN_HOST_DEVICE uint32_t exponent_of_block(float largest) {
   constexpr uint32_t kLeast = 127 - 49;
   const uint32_t exponent = bits_of(largest) >> 23;

@@ -58,7 +58,7 @@ int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kerne
   // With a sliding window few row tiles read a key, so preparing keys would not pay.
   if (bytes == 0 || options.window_left >= 0) return 0;
   // Keys that are rotated when they are prepared round differently from keys that are rotated as
-  // they are read. Which of both happens depends on the whole batch, and so would the results.
+  // they are read. Whether they are prepared depends on the whole batch, and so would the results.
   if (options.batch_invariant && options.rope) return 0;
   const int64_t rows =
       int64_t{options.max_qo_tokens} * (options.num_qo_heads / options.num_kv_heads);
@@ -81,7 +81,7 @@ int32_t choose_prepared_kv(const Batch& batch, const ScheduleShape& shape,
   const int64_t most_reads = int64_t{shape.prepare_reads} * kPrepareTuning.most_reads_numerator /
                              kPrepareTuning.most_reads_denominator;
   int64_t num_tiles = 0;  // tiles of keys
-  int64_t num_reads = 0;  // reads of these tiles, at most most_reads of each, added up
+  int64_t num_reads = 0;  // reads of all these tiles; of one tile at most most_reads are counted
   for (int32_t r = 0; r < batch.batch_size; ++r) {
     tiles.first_tiles[r] = static_cast<int32_t>(num_tiles);
     const int32_t qo_len = batch.qo_indptr[r + 1] - batch.qo_indptr[r];

@@ -26,8 +26,9 @@ struct WorkspaceTuning {
   int64_t prepared_keys_per_query = 16;
   int64_t enough_prepared_bytes = int64_t{128} << 20;
   int64_t most_prepared_bytes = int64_t{512} << 20;
-  // The least room where preparing widens 8-bit keys and values, even if a plan has few queries:
-  // without it, a short chunk of a long prompt takes twice as long.
+  // Where preparing widens 8-bit keys and values to 16 bits, the first of these sizes is
+  // enough_widened_bytes, even if a plan has few queries. With less room, a short chunk of a long
+  // prompt takes twice as long.
   int64_t enough_widened_bytes = int64_t{256} << 20;
 };
 inline constexpr WorkspaceTuning kWorkspaceTuning;

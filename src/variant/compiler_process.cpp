@@ -97,8 +97,8 @@ class Killer {
   pid_t process_;
 };
 
-/// A stream over a text, which may be null. The stream throws when memory runs out, which it would
-/// take for the end of the text by default.
+/// A stream over a text, which may be null. The stream throws when memory runs out. By default it
+/// would behave as at the end of the text.
 std::istringstream stream_of(const char* text) {
   std::istringstream stream(text != nullptr ? text : "");
   stream.exceptions(std::ios::badbit);

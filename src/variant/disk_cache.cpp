@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kSuffix = ".variant";
 constexpr std::string_view kLockSuffix = ".variant.lock";
 constexpr std::size_t kKeySize = 64;
-constexpr std::string_view kMagic = "flashplan cache 1";  // a file ends with this and its checksum
+constexpr std::string_view kMagic = "flashplan cache 1";  // a file ends with kMagic and a checksum
 // The largest file that is read. No compiled variant is so large.
 constexpr std::size_t kMostFileBytes = 256 << 20;
 constexpr std::size_t kTrailerSize = kMagic.size() + sizeof(Sha256::Digest);

@@ -35,7 +35,7 @@ struct GpuKernelTraits {
   bool softcap = false;
   bool custom_mask = false;
   bool batch_invariant = false;
-  bool few_rows_alone = false;      // sm80: leave out the code for many rows
+  bool few_rows_alone = false;      // sm80: only the code for work tiles of few rows
   const RopeTurns* rope = nullptr;  // rotation of queries and keys; null: none
 };
 

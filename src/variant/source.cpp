@@ -76,7 +76,8 @@ void append_rope(std::string& text, const RopeTurns& rope) {
   text += "    return flashplan_steps[pair];\n  }\n";
 }
 
-/// Appends the tables of a rotation: angles in 2^-64 of a turn, and {cos, sin} of 8 positions.
+/// Appends the tables of a rotation, with an entry for each pair of dims: the angle from a position
+/// to the next one, in 2^-64 of a turn, and {cos, sin} of the angle over 8 positions.
 void append_rope_turns(std::string& text, const RopeTurns& rope) {
   text += "__device__ const unsigned long long flashplan_turns[] = {";
   for (int32_t i = 0; i < rope.rotary_dim / 2; ++i) {

@@ -21,8 +21,8 @@ def flops(
     causal: bool = True,
     window_left: int = -1,
 ) -> float:
-    """The floating-point operations of the two products. With a causal mask, the new tokens of a
-    request see half of each other."""
+    """The floating-point operations of attention's two matrix products. With a causal mask, the new
+    tokens of a request see half of each other."""
     own = sum(qo_len**2 for qo_len in qo_lens if qo_len > 1) / 2 if causal else 0.0
     lens = _visible_lens(qo_lens, kv_lens, window_left)
     pairs = sum(qo_len * num_keys for qo_len, num_keys in lens) - own

@@ -10,7 +10,8 @@ from flashplan.flashinfer._prefill import BatchPrefillWithPagedKVCacheWrapper
 
 
 class BlockWrapper:
-    """A wrapper that hands blocks to another wrapper, as requests and pages.
+    """Runs on a wrapper for paged prompts: each row of blocks is a request of that wrapper, and the
+    keys of the row's blocks are the request's pages.
 
     Args:
         float_workspace_buffer: memory on the device of the tensors, used if it is large enough.

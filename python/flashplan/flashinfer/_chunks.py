@@ -71,8 +71,8 @@ def _pages_of_chunks(inputs: Inputs, requests: list[int], firsts: list[int], chu
 
 
 def _smaller_pages(cache: Tensor, kv_layout: str, page_size: int, size: int) -> tuple[Tensor, int]:
-    """A view of the cache as pages of `size` tokens, and how many of them there are from the start
-    of one given page to the start of the next."""
+    """A view of the cache as smaller pages, of `size` tokens each, and how many smaller pages there
+    are from the start of one page of the cache to the start of the next."""
     tokens = 1 if kv_layout == "NHD" else 2
     page, *inner = cache.stride()
     step, rest = divmod(page, size * cache.stride(tokens))

@@ -206,8 +206,8 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             )
 
     def _check_num_rows(self, num_rows: int) -> None:
-        """Checks the number of rows of q, which may exceed that of the plan by fewer rows than the
-        batch has requests."""
+        """Raises ValueError if q has enough rows for more than the planned q_len_per_req in every
+        request. Fewer surplus rows are allowed."""
         planned = self._q_len_per_req or 1
         batch_size = self._num_rows // planned
         if batch_size > 0 and num_rows // batch_size > planned:

@@ -97,8 +97,8 @@ def _shared_table(
     k: Tensor, v: Tensor, block_tables: Tensor, seq_lens: Tensor, page_size: int
 ) -> Tensor:
     """The page ids [batch_size, most pages] of separate caches. FlashInfer takes ids for k and for
-    v, both counted from the first page of k. Here a page of v must have the same place in its
-    cache as that of k, so the ids of k serve both."""
+    v, both counted from the first page of k. Here each page of v must have the same place in v's
+    cache as its page of k has in k's cache, so the ids of k serve both."""
     if block_tables.dim() != 3 or block_tables.shape[1] != 2:
         raise ValueError(
             "block_tables: separate k and v expect shape [batch_size, 2, pages], got "

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts FlashInfer's masks to rows of words. A mask is given as one string of bits for each
-request, or as a rule for scored items.
+"""Converts FlashInfer's masks to words of 32 bits, in one row for each query. FlashInfer gives a
+mask as one string of bits for each request, or as a rule for scored items.
 
-All is done on the device of the mask. The host knows the lengths, and waits for nothing.
+The conversion runs on the device of the mask. The host knows the lengths, so it waits for nothing.
 """
 
 from __future__ import annotations
@@ -82,11 +82,12 @@ def to_words(
 
 
 def _fill(words: Tensor, rows: Tensor, is_seen: Callable[..., Tensor]) -> Tensor:
-    """Sets the bits of words [tokens, words] to is_seen(key, *numbers), and returns them as uint32.
+    """Sets the bits of words [tokens, words] to what is_seen returns. Returns words as uint32.
 
     Args:
-        rows: [count, tokens]: `count` numbers for each token, which is_seen takes.
-        is_seen: takes key [keys] and each number as [tokens, 1]: [tokens, keys] bool.
+        rows: [count, tokens]: `count` numbers of each token, which are passed to is_seen.
+        is_seen: takes the indices of keys [keys], and each of the `count` numbers as [tokens, 1].
+            Returns bool [tokens, keys]: whether the token's query sees the key.
     """
     key = torch.arange(words.shape[1] * 32, device=words.device)
     rows_at_once = max(MAX_BITS // key.numel(), 1)
@@ -103,7 +104,8 @@ class Items(NamedTuple):
     Args:
         prefix_lens: [batch_size], for one request also []: tokens of the prefix.
         positions: flat, `stride` entries for each request: how many tokens of its item each token
-            after the prefix sees. Tokens between items see the prefix alone and have 0.
+            after the prefix sees, itself included. Tokens between items see the prefix alone and
+            have 0.
         stride: entries of `positions` for each request.
     """
 
@@ -134,7 +136,7 @@ def items_of(
 def item_words(batch: Batch, items: Items, device: torch.device) -> Tensor:
     """The mask of scored items, as words of bits like those of `to_words`.
 
-    A query also sees no key after itself.
+    It is causal, too: no query sees a key after itself.
     """
     qo_lens = np.diff(batch.qo_indptr).astype(np.int64)
     kv_lens = batch.kv_lens.astype(np.int64)

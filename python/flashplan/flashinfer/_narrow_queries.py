@@ -20,7 +20,7 @@ def kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 def take_scales(
     q: Tensor, args: tuple[Any, ...], k_scale: Any, v_scale: Any
 ) -> tuple[bool, Any, Any, Any]:
-    """(whether args are scales, scale_q, k_scale, v_scale). With queries of 8 bits, three arguments
+    """Returns (args_are_scales, scale_q, k_scale, v_scale). With queries of 8 bits, three arguments
     by position are scales of q, k and v: float32 tensors of one element or one for each head."""
     if len(args) != 3 or not is_8_bit(q.dtype):
         return False, None, k_scale, v_scale
@@ -33,12 +33,12 @@ def read_queries(
 ) -> tuple[Tensor, Any]:
     """(queries as kernels read them, the scale of logits).
 
-    A scale for each kv head becomes part of the logits' scale. If each query head has a scale, q is
-    multiplied by the scales and rounded to bfloat16, whose significand has 4 bits more than that of
-    float8_e4m3fn.
+    If `scale` is one number, or one for each kv head, it becomes part of the logits' scale. If it
+    has one number for each query head, q is multiplied by them and rounded to bfloat16, whose
+    significand has 4 bits more than that of float8_e4m3fn.
 
     Raises:
-        ValueError: the scale has another number of elements.
+        ValueError: `scale` has another number of elements.
     """
     dtype = kernel_dtype(q.dtype, q.device)
     if not isinstance(scale, Tensor) or scale.numel() in (1, num_kv_heads):

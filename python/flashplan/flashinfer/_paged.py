@@ -41,7 +41,7 @@ class PagedWrapper(Wrapper):
     def _lengths(
         self, others: list[Tensor], page_indptr: Tensor, last_page_len: Tensor, page_size: int
     ) -> tuple[list[npt.NDArray[Any]], npt.NDArray[Any]]:
-        """Copies lengths to the host, and returns (others, kv_lens)."""
+        """Returns (others, kv_lens), on the host. kv_lens: the number of keys of each request."""
         if not self._counts_all_keys and page_size == 1:
             *rest, pages = on_host(*others, page_indptr)
             return rest, paged_kv_lens(pages, None, page_size)

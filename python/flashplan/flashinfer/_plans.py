@@ -21,7 +21,8 @@ from flashplan.support import workspace_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-# How many objects are kept, one for each set of options, if no CUDA graph may refer to them.
+# How many objects of `Attention` are kept at most, one for each set of options. If CUDA graphs may
+# refer to them, all are kept.
 MAX_KEPT = 32
 
 
@@ -72,8 +73,8 @@ class Attentions:
         """Makes a batch the current one.
 
         Args:
-            bounds: the most requests and rows of q of all batches; default: powers of two, which
-                grow with the batches.
+            bounds: (requests, rows of q): how many of each a batch may have at most; default:
+                powers of two, which grow with the batches.
         """
         if bounds is None:
             batch_size, num_rows = len(batch.kv_lens), int(batch.qo_indptr[-1])
@@ -126,7 +127,7 @@ class Attentions:
         return planned
 
     def prepare_again(self, key: Hashable) -> None:
-        """Plans the current batch for options for which an earlier batch was planned, if any."""
+        """Plans the current batch for these options, if an earlier batch was planned for them."""
         planned = self._kept.get(key)
         if planned is not None and planned.generation != self.generation:
             self._plan(planned)

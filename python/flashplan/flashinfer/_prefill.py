@@ -113,7 +113,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             prefix_len_ptr: [batch_size]: tokens of the prefix, if prompts are a prefix and items
                 that are scored without seeing each other. It takes the place of a mask.
             token_pos_in_items_ptr: with prefix_len_ptr, flat: how many tokens of its item each
-                token after the prefix sees; 0 for tokens between items.
+                token after the prefix sees, itself included; 0 for tokens between items.
             token_pos_in_items_len: how many of these numbers each request has.
             pos_encoding_mode: "NONE", "ROPE_LLAMA" or "ALIBI". For ALIBI query i has the position
                 kv_len - qo_len + i, on which the log-sum-exp depends.

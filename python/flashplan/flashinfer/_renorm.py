@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Filters that return probabilities or logits instead of tokens.
 
-flashplan keeps as many elements as a filter names, and of equal elements those with smaller ids.
-FlashInfer also keeps all elements that are equal to the smallest kept one. So here elements are
-compared with the smallest one that flashplan keeps.
+Of elements that are equal to the smallest kept one, flashplan keeps only as many as the filter
+needs, those with smaller ids. FlashInfer keeps all of them. So these functions keep every element
+that is not below the smallest one that flashplan keeps.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 
 Heads come in two parts: rope [tokens, heads, rope_dim], which is rotated, and nope [tokens, heads,
 dim], which is not, or None. Keys of one head that is shared, as in multi-head latent attention,
-lack the dimension of heads. FlashInfer's scales are factors: 8-bit number = number * quant_scale,
-or the largest one of the dtype where it is too large. Rotated numbers are rounded to the dtype of
-the input first. FlashInfer's are not, so about one result of a hundred is the number next to that
-of FlashInfer.
+lack the dimension of heads. FlashInfer's scales are factors: 8-bit number = number * quant_scale.
+A product that is too large becomes the largest number of the dtype. Rotated numbers are rounded to
+the dtype of the input before they are scaled. FlashInfer does not round them, so about one result
+of a hundred is the 8-bit number next to FlashInfer's.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from flashplan.flashinfer._block_wrapper import BlockWrapper, refuse_positions
 
 
 class VariableBlockSparseAttentionWrapper(BlockWrapper):
-    """Attention within blocks of queries and keys, which a map for each kv head selects. A row of
-    blocks of a head becomes a request, a key a page.
+    """Attention within blocks of queries and keys, which a map for each kv head selects. Each row
+    of blocks of a kv head becomes a request, and each key a page of one key.
 
     Args:
         float_workspace_buffer: memory on the device of the tensors, used if it is large enough.
@@ -129,5 +129,5 @@ class VariableBlockSparseAttentionWrapper(BlockWrapper):
 
 
 def _ends(lens: Tensor) -> Tensor:
-    """Where rows of lengths [n] begin and end: int32 [n + 1]."""
+    """The indptr of requests with these lengths [n]: int32 [n + 1]."""
     return torch.nn.functional.pad(lens.cumsum(0), (1, 0)).int()

@@ -2,8 +2,8 @@
 """Merges attention states, whose log-sum-exp s is a logarithm to base 2, and by such merges attends
 over prefixes that requests share.
 
-Engines that plan by themselves give prefixes to `flashplan.Attention.plan(shared_prefixes=)`, which
-computes them in the same launch.
+Engines that plan by themselves name the prefixes in `flashplan.Attention.plan(shared_prefixes=)`: a
+run then attends to prefixes and to the keys of single requests in one launch.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class MultiLevelCascadeAttentionWrapper:
     begin_forward = plan
 
     def run(self, q: Tensor, paged_kv_cache: Cache) -> Tensor:
-        """Runs all levels. Returns o [tokens, num_qo_heads, head_dim], over their pages."""
+        """Runs all levels. Returns o [tokens, num_qo_heads, head_dim], over the pages of all."""
         *others, last = self._batch_prefill_wrappers
         o, lse = last.run(q, paged_kv_cache, return_lse=True)
         for wrapper in others:

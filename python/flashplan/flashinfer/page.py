@@ -101,8 +101,8 @@ def get_batch_indices_positions(
     rows = torch.arange(nnz, dtype=append_indptr.dtype, device=append_indptr.device)
     request = torch.searchsorted(append_indptr, rows, right=True) - 1
     request = torch.where(rows < append_indptr[-1], request, -1)
-    # begins[0] is read for rows of no request (-1), and not used. For it, a length of 0 is put in
-    # front.
+    # Rows of no request (-1) read begins[0], which their result does not use. This entry exists
+    # because a length of 0 is put in front of seq_lens.
     begins = append_indptr - torch.nn.functional.pad(seq_lens, (1, 0))
     position = torch.where(request >= 0, rows - begins[request + 1], 0)
     return _written(request.int(), batch_indices), _written(position.int(), positions)

@@ -220,8 +220,9 @@ class BatchPODWithPagedKVCacheWrapper:
         rope_theta: float | None = None,
         non_blocking: bool = True,
     ) -> None:
-        """Plans the prompts (the suffix _p) and the decodes (_d), which see all of their keys. The
-        arguments are those of `BatchPrefillWithPagedKVCacheWrapper.plan`.
+        """Plans the prompts (the suffix _p) and the decodes (_d). Decodes see all of their keys.
+
+        The arguments are those of `BatchPrefillWithPagedKVCacheWrapper.plan`.
 
         Args:
             data_type: dtype of k and v if kv_data_type is None, and of q if q_data_type is None.

@@ -107,8 +107,8 @@ def apply_rope(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
 ) -> tuple[Tensor, Tensor]:
-    """Rotates the rows of requests. These begin at indptr [batch_size + 1], and their positions at
-    offsets [batch_size]. Otherwise it does what `apply_rope_pos_ids` does."""
+    """Does what `apply_rope_pos_ids` does, for rows of requests: request r has the rows indptr[r]
+    to indptr[r + 1] - 1, at the positions from offsets[r] on. indptr: [batch_size + 1]."""
     positions = _positions(indptr, offsets, q.shape[0])
     return apply_rope_pos_ids(q, k, positions, rotary_dim, interleave, rope_scale, rope_theta)
 

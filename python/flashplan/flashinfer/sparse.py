@@ -78,7 +78,7 @@ class BlockSparseAttentionWrapper(BlockWrapper):
         if num_rows * R != M:
             raise ValueError(f"indptr: expected {M // R + 1} elements, got {len(indptr)}")
         self._block_keys = C
-        if mask is not None:  # puts each query's bits for all blocks of its row side by side
+        if mask is not None:  # puts the bits of a query for all of its blocks side by side
             ends = indptr.tolist()
             rows = [mask[a:b].transpose(0, 1).flatten() for a, b in zip(ends, ends[1:])]
             mask = torch.cat(rows)

@@ -81,8 +81,8 @@ constexpr int64_t kMostClocksOfWait = 36000;
 /// arrivals at the merge so far. The caller can then read what the arrived CTAs wrote before.
 FLASHPLAN_DEVICE int32_t wait_for_prefixes(const Merge& merge, const int32_t* arrivals) {
   const int64_t begin = clock64();
-  // num_pieces counts the request's own work tiles and its prefixes. Each of these work tiles has
-  // one state: several states occur only in batch-invariant plans, which share no prefixes.
+  // num_pieces counts the request's own work tiles and its prefixes. num_states is the number of
+  // own tiles: only batch-invariant plans, which share no prefixes, have more states than tiles.
   const int32_t num_prefixes = merge.num_pieces - merge.num_states;
   int32_t arrived;
   do {

@@ -31,8 +31,8 @@ FLASHPLAN_DEVICE const unsigned char* opaque(const unsigned char* x) {
   return x;
 }
 
-/// Lets the next kernel of the stream begin before this kernel ends, if it was launched so that it
-/// may (programmatic dependent launch). Its CTAs start as CTAs of this kernel end.
+/// Lets the next kernel of the stream begin before this kernel ends, if the next kernel is launched
+/// with programmatic dependent launch. The next kernel's CTAs start as CTAs of this kernel end.
 FLASHPLAN_DEVICE void allow_next_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;\n");

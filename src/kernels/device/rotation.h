@@ -2,7 +2,7 @@
 // Rotary position embeddings: rotates the rows of a tile in shared memory, in place.
 //
 // A variant with kRotates has these members, which src/variant/source.cpp writes:
-//   kRotaryDim    the first dims of a row, which are rotated
+//   kRotaryDim    how many dims of a row, from the first one on, are rotated
 //   kInterleaved  pairs are dims (2 i, 2 i + 1) instead of (i, i + kRotaryDim / 2)
 //   kGain         multiplies cosines and sines
 //   turns(i)      the angle by which pair i turns in one position, in 2^-64 of a turn
@@ -22,7 +22,7 @@ FLASHPLAN_DEVICE uint32_t angle_of(uint64_t turns, Position position) {
   return static_cast<uint32_t>(turns * static_cast<uint64_t>(position) >> 32);
 }
 
-/// {cos, sin} of an angle in 2^-32 of a turn.
+/// `gain` times {cos, sin} of the angle `part`, which is in 2^-32 of a turn.
 FLASHPLAN_DEVICE float2 rotor(uint32_t part, float gain) {
   // The upper bits of `part` become the mantissa of a float in [1, 2), which takes no conversion.
   // Less 1.5 turns, the angle is in [-pi, pi), where the fast functions are best. This angle is
@@ -102,7 +102,7 @@ struct RowRotation {
   template <typename Position>
   static FLASHPLAN_DEVICE void rotate_chunks(uint32_t tile, int first_row, int num_rows, int thread,
                                              Position position) {
-    // A row has kItems chunks, or pairs of chunks, to rotate.
+    // A row has kItems items: a chunk of 4 interleaved pairs, or the two chunks that have 8 pairs.
     constexpr int kItems = kInterleaved ? Variant::kRotaryDim / 8 : kPairs / 8;
     constexpr int kPairsOfItem = kInterleaved ? 4 : 8;
     constexpr int kRowStep = kThreads / kItems;

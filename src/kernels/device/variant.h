@@ -20,9 +20,9 @@ struct Standard {
   static constexpr bool kMasksLogits = false;       // has visible(), which hides further keys
   static constexpr bool kReadsPositions = false;    // logit() or visible() reads its position
   static constexpr bool kTransformsOutput = false;  // has output(), for each element of o
-  // Kernels that are compiled at run time know their plan: they leave out what it does not need,
-  // and have less code for rare cases. They share no prefixes, and have a constant kOutput, the
-  // dtype of o.
+  // false: the kernel is compiled at run time, for one plan. It leaves out what the plan does not
+  // need, and has less code for rare cases. It shares no prefixes, and its variant has a constant
+  // kOutput, the dtype of o.
   static constexpr bool kIsBuiltIn = true;
   static constexpr bool kHasMaskBits = true;  // false: the plan has no custom_mask
   static constexpr bool kHasChunks = true;    // false: the plan is not batch-invariant
@@ -32,8 +32,8 @@ struct Standard {
   explicit FLASHPLAN_DEVICE Standard(const AttentionParams& params)
       : exp2_scale(params.variant.logits_scale * kLog2e) {}
 
-  /// Multiplies the logits, before any softcap. It is called with the k_scale of a kv head before
-  /// the keys of this head.
+  /// Makes the variant multiply logits by `factor`, too, before any softcap. Kernels call it with
+  /// the k_scale of a kv head, before they compute logits with the keys of this head.
   FLASHPLAN_DEVICE void scale_logits(float factor) { exp2_scale *= factor; }
   FLASHPLAN_DEVICE float query(float x, const ElementPosition&) const { return x; }
   FLASHPLAN_DEVICE float key(float x, const ElementPosition&) const { return x; }

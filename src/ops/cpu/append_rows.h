@@ -6,13 +6,14 @@
 struct Place {
   int64_t page = -1;  // < 0: the token is not written
   int32_t row_in_page = 0;
-  // The token's position among the keys of its request; < 0: it has none, or none is known.
+  // The token's position among the keys of its request; < 0: the token belongs to no request, its
+  // position is out of range, or the caller gives only its slot.
   int32_t position = -1;
 };
 
 /// Finds the places of tokens, which must be asked for in rising order from `first` on. indptr,
-/// lengths, ids and slots were checked, but another thread may change them meanwhile, so each is
-/// checked again before it leads out of its tensor or of the cache.
+/// lengths, ids and slots were checked, but another thread may change them meanwhile. So each is
+/// checked again before it serves as an index into a tensor or the cache.
 class PlaceFinder {
  public:
   PlaceFinder(const TokenPlaces& places, int32_t first) : places_(places) {
@@ -73,8 +74,8 @@ void store_dims(const AppendSide& side, float scale, const typename From::Storag
   narrow<From, To>(from, to, num_dims, scale);
 }
 
-/// Calls body(from, to, scale) for each head of a token: its row, its place in the cache and its
-/// scale.
+/// Calls body(from, to, scale) for each head of a token: where its elements are read, where they go
+/// in the cache, and the head's scale.
 template <typename From, typename To, typename Body>
 FLASHPLAN_INLINE void for_each_head(const AppendSide& side, int32_t token, const Place& place,
                                     const Body& body) {
@@ -109,7 +110,7 @@ void append_rows(const AppendParams& p, int32_t begin, int32_t end) noexcept {
   }
 }
 
-/// Stores the keys of a token, rotated and rounded to their dtype as apply_rope() does it.
+/// Rotates the keys of a token, rounds them to the dtype of k, and stores them to the cache.
 template <typename From, typename To>
 void append_rotated_token(const RopeAppendParams& p, const Rotations& rotations, int32_t token,
                           const Place& place) {

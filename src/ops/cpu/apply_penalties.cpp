@@ -21,6 +21,7 @@ void penalise_row(const PenaltyParams& p, int32_t row, int32_t* counts) {
   auto* logits = reinterpret_cast<Storage*>(p.logits + row * p.row_stride);
   const Penalties penalties = p.penalties_of(row);
   // Lengths and ids have been checked, but another thread of the caller may change them meanwhile.
+  // So both are kept in range here.
   const int32_t len = std::min(p.history_lens[row], p.max_len);
   const auto is_token = [&](int64_t id) { return id >= 0 && id < p.vocab; };
   for (int32_t i = 0; i < len; ++i) {

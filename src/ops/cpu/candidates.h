@@ -11,9 +11,9 @@ struct Candidates {
 };
 
 /// Finds the elements that a top-k may keep. The row is divided into groups of 64 elements, and the
-/// bound is the top_k-th largest of the groups' maxima. At least top_k elements are not below it,
-/// so a top-k drops all that are. Returns false if there are fewer groups than top_k, or too many
-/// groups or candidates.
+/// bound is the top_k-th largest of the groups' maxima. At least top_k elements reach the bound, so
+/// top-k drops every element below it. Returns false if there are fewer groups than top_k, or too
+/// many groups or candidates.
 template <typename RowType>
 [[gnu::noinline]] bool find_candidates(const RowType& row, int32_t top_k, Candidates& candidates) {
   constexpr int32_t kGroup = 64;

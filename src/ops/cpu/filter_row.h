@@ -7,8 +7,8 @@ struct Kept {
   uint64_t total;  // sum of the kept weights
 };
 
-/// Applies top-k, min-p and top-p to a row. `counted`: the mass of which top-p keeps the part
-/// top_p; 0: the mass that top-k and min-p keep.
+/// Applies top-k, min-p and top-p to a row. Top-p keeps the part top_p of the mass `counted` or, if
+/// `counted` is 0, of the mass that top-k and min-p keep.
 template <typename RowType>
 Kept filter(const RowType& row, int32_t top_k, float top_p, float min_p, uint64_t counted) {
   sampling::Cut cut = sampling::keep_all(sampling::least_weight(min_p));

@@ -241,7 +241,7 @@ template <typename RowType>
 #include "ops/cpu/plain_sample.h"  // uses Row
 
 /// Draws from what top-k, min-p and top-p keep of the row. The resulting id is the element's index
-/// in `row`. `counted`: as in filter().
+/// in `row`. `counted`: the mass of which top-p keeps a part; 0: what top-k and min-p keep.
 template <typename RowType>
 SampleResult filter_and_draw(const SampleParams& p, int32_t index, const RowType& row,
                              uint64_t counted) {

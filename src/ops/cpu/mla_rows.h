@@ -2,8 +2,8 @@
 // Writes keys of latent attention to their cache, and gathers them. Only kernels.cpp includes this
 // file, inside the namespace of an instruction set.
 
-/// The scale of 128 dims of an fp8_ds_mla key, whose largest magnitude is `largest`. If all are
-/// zero, it is the smallest normal number.
+/// The scale of 128 dims of an fp8_ds_mla key. `largest`: the largest magnitude of these dims. The
+/// scale is at least the smallest normal number, so that it is not 0 for dims of zeros.
 FLASHPLAN_INLINE float ds_mla_scale(float largest) {
   const float scale = largest / 448.0F;
   return scale > 1.17549435e-38F ? scale : 1.17549435e-38F;
@@ -46,7 +46,7 @@ void store_part(const MlaPart& part, float scale, const typename From::Storage* 
   });
 }
 
-/// The latent dims of tokens, normalised if there are weights.
+/// The latent dims of tokens, normalised if the call has norm weights.
 template <typename Format, typename WeightFormat>
 class LatentRows {
  public:

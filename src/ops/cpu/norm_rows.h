@@ -117,8 +117,8 @@ void norm_row(const NormParams& p, int32_t index, NormRows<Format, WeightFormat>
   const float squares = sum_of(row, p.row_size, [=](auto x) { return (x - mean) * (x - mean); });
   const float factor = 1.0F / __builtin_sqrtf(squares / size + p.eps);
   auto* to = reinterpret_cast<typename To::Storage*>(row_at(p.out, index));
-  // Blocks of weights may be smaller than blocks of the row, in long rows if an offset is added to
-  // the weights, or if there are no weights. So the smaller of the two sizes is used.
+  // A long row and its weights may have blocks of different sizes: float32 elements that are used
+  // where they are form one block, all others small blocks. The smaller size fits both.
   const int32_t block_size =
       row.block_size() < rows.weight.block_size() ? row.block_size() : rows.weight.block_size();
   for (int32_t first = 0; first < p.row_size; first += block_size) {

@@ -15,7 +15,8 @@ float largest_magnitude(const typename Format::Storage* x, int32_t count) {
   return bits_float(largest);
 }
 
-/// Raises *scale to `value`, unless it is larger. Other threads may raise it, too. Both are >= 0.
+/// Raises *scale to `value` if `value` is larger. Other threads may raise *scale, too. Both numbers
+/// are >= 0, so their bits are ordered as the numbers are.
 inline void raise_to(float* scale, float value) {
   typedef uint32_t Bits __attribute__((may_alias));
   auto* bits = reinterpret_cast<Bits*>(scale);

@@ -16,8 +16,8 @@ class ResidualRow {
   bool is_target() const { return num_rejected_ == 0; }
   void restore_target() { num_rejected_ = 0; }
 
-  /// Subtracts the distribution of a rejected draft. `sum`: the sum of this row before. `draft`:
-  /// the distribution, or null where it is 1 for `id` alone.
+  /// Subtracts the distribution of a rejected draft. `sum`: the sum of this row before that.
+  /// `draft`: the distribution; null: token `id` has the probability 1.
   void reject(float sum, const char* draft, int64_t id) {
     rejected_[num_rejected_++] = {sum, reinterpret_cast<const Storage*>(draft), id};
   }
@@ -129,7 +129,8 @@ VerifyResult verify(const VerifyParams& p, int32_t request, int32_t* nodes) {
     int32_t accepted = -1;
     for (int32_t draft = node + 1; draft < p.num_drafts; ++draft) {
       const int64_t id = p.token(request, draft);
-      // Ids have been checked, but another thread of the caller may change them meanwhile.
+      // Ids have been checked, but another thread of the caller may change them meanwhile, so they
+      // are checked again.
       if (id < 0 || id >= p.vocab || p.parent(request, draft) != node) continue;
       if (!row.is_target()) {
         const float largest = largest_of(row);

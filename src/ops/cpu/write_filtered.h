@@ -25,8 +25,8 @@ FilterResult find_filter_of(const FilterParams& p, int32_t index) {
   }
   const uint64_t all =
       p.from_probs || p.joint ? mass_of(row, sampling::keep_all(0)).above : uint64_t{0};
-  // Not checked without an output for the row: then only log-probabilities are listed, and sample()
-  // has checked the row already.
+  // A call without `out` only lists log-probabilities after sample(), which has checked the sum of
+  // the row already.
   if (p.from_probs && p.out != nullptr && !sampling::sums_to_one(all, extremes.largest)) {
     result.error = SampleError::kProbabilities;
     return result;

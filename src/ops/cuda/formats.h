@@ -118,14 +118,15 @@ __device__ Word<kTo, kVec> narrowed(Word<kFrom, kVec> word, float scale) {
   return pack<kTo, kVec>(values);
 }
 
-/// Whether an address and some strides (in bytes) allow words of `bytes` everywhere.
+/// Whether `data` and all strides (in bytes) are multiples of `bytes`, so that aligned words of
+/// `bytes` bytes can be moved.
 template <class... Strides>
 bool is_aligned(const void* data, int bytes, Strides... strides) {
   const auto mask = static_cast<uint64_t>(bytes - 1);
   return ((reinterpret_cast<uint64_t>(data) | ... | static_cast<uint64_t>(strides)) & mask) == 0;
 }
 
-/// Whether all rows of a tensor allow words of `bytes`.
+/// Whether all rows of a tensor begin at multiples of `bytes` bytes.
 inline bool is_aligned(const Rows& rows, int bytes) {
   return is_aligned(rows.data, bytes, rows.stride[0], rows.stride[1], rows.stride[2]);
 }

@@ -28,7 +28,7 @@ Status launch(void (*kernel)(Params), const Grid& grid, Device device, Stream st
   const DeviceGuard guard(device.index);
   if (!guard.status().ok()) return guard.status();
   const auto* code = reinterpret_cast<const void*>(kernel);
-  constexpr int kAlwaysAllowed = 32 * 1024;  // CUDA allows 48 KB; kernels declare up to 16 KB
+  constexpr int kAlwaysAllowed = 32 * 1024;  // of CUDA's 48 KB, 16 KB are for static shared memory
   if (grid.smem_bytes > kAlwaysAllowed) {
     FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, code, cudaFuncAttributeMaxDynamicSharedMemorySize,
                         grid.smem_bytes);

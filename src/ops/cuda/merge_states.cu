@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// merge_states() on CUDA: one pass over all states, whatever their number. A CTA holds whole rows
-// (token, head); a thread merges one column, a word of o, of a row.
+// merge_states() on CUDA: one pass over all states, whatever their number. A CTA has whole rows
+// (token, head). A thread merges every kThreads-th column of a row; a column is a word of o.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -23,7 +23,7 @@ struct Place {
 };
 
 /// Where a token goes, and `key`, its position among the keys of its request. key < 0: the token
-/// belongs to no request.
+/// belongs to no request, or the caller gives only its slot.
 struct PlaceOfKey {
   int32_t page;
   int32_t row_in_page;

@@ -30,8 +30,9 @@ __device__ inline void rotate(float& a, float& b, float2 cos_sin) {
   a = first;
 }
 
-/// How a head is divided into items, which threads take one by one: words (or elements, where kVec
-/// is 1) or pairs of words that are rotated, then words that are copied.
+/// How a head is divided into items, of which a thread takes one at a time. The first num_rotated
+/// items are rotated: each is one word if within_words, else two words. Each of the other items is
+/// one word that is copied. A word has kVec elements.
 template <int kVec>
 struct HeadItems {
   bool within_words;  // both dims of a pair lie in one word
@@ -44,7 +45,7 @@ struct HeadItems {
         count(num_rotated + (p.head_dim - p.rotary_dim) / kVec) {}
 };
 
-/// Rotates item i of the head at `from`, and calls store(index, word) for each of its words.
+/// Rotates item i of the head at `from`, and calls store(index, word) for each word of the item.
 template <DType kDType, int kVec, class Store>
 __device__ void rotate_item(const RopeParams& p, const HeadItems<kVec>& items,
                             const float2* rotations, const Word<kDType, kVec>* from, int i,
@@ -80,7 +81,8 @@ inline bool divides_into_words(const RopeParams& p, int elements) {
   return rotated % elements == 0 && p.head_dim % elements == 0 && p.rotary_dim % elements == 0;
 }
 
-/// Whether words of 16 bytes can be read everywhere, and words of `bytes_out` be written.
+/// Whether every head can be read in aligned words of 16 bytes, and written in aligned words of
+/// `bytes_out` bytes.
 inline bool allows_words(const RopeSide& side, int bytes_out = 16) {
   return is_aligned(side.from, 16, side.from_token_stride, side.from_head_stride) &&
          is_aligned(side.to, bytes_out, side.to_token_stride, side.to_head_stride);

@@ -87,7 +87,7 @@ struct KernelGeometry {
   int32_t smem_bytes = 0;                 // dynamic shared memory of a CTA
   bool uses_tensor_maps = false;          // reads AttentionParams::maps
   bool gathers = false;                   // copies keys and values row by row
-  bool prepares_some = false;             // can prepare the keys of only some requests of a batch
+  bool prepares_some = false;             // a batch may have prepared and unprepared keys
   int32_t prepared_key_bytes = 0;         // bytes of a prepared tile of keys; 0: there is none
   int32_t prepared_value_bytes = 0;       // bytes of a prepared tile of values; 0: none
 
@@ -102,7 +102,7 @@ struct KernelCode {
                     std::byte* scratch) noexcept = nullptr;
   const void* few_rows_first = nullptr;   // the kernel with the body for few rows first in its code
   const void* many_rows_first = nullptr;  // the kernel with the body for many rows first
-  // The kernel for heads of KernelGeometry::paired_dims, if they have code of their own.
+  // The kernel that replaces both of these where pairs_heads() is true. Null: they are used there.
   const void* short_rows_first = nullptr;
   // The kernel for plans without shared_kv whose keys have their last dims in a second tensor.
   // Null: there is no kernel for such keys.

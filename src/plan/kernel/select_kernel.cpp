@@ -217,8 +217,8 @@ Status select_kernel(const AttentionOptions& options, const DeviceLimits& device
   if (!allows_both_kinds(options)) return {};
   KernelChoice other;
   FLASHPLAN_RETURN_IF_ERROR(select_for(other_kind(kind), options, device, &other));
-  // A kernel that is compiled at run time costs seconds when the plan is made. A second one of the
-  // same family is not worth this time: it would only lack the code for some sizes of tiles.
+  // A kernel that is compiled at run time costs seconds when the plan is made. A second kernel of
+  // the same family is not worth this time: it would be the first one without some sizes of tiles.
   const bool is_same = needs_compiler(options) ? other.kernel.family == choices->first.kernel.family
                                                : other == choices->first;
   if (!is_same) choices->second = other;

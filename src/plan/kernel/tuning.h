@@ -11,8 +11,8 @@ namespace flashplan {
 
 struct KernelTuning {
   CostModel cost;
-  int32_t item_steps = 0;     // steps of an item; 0: an item has all kv heads of its row tile
-  int32_t uncut_part = 0;     // > 0: a queue may exceed its share by 1 / uncut_part to avoid a cut
+  int32_t item_steps = 0;     // see ScheduleShape; 0: all kv heads of a row tile stay together
+  int32_t uncut_part = 0;     // > 0: to avoid a cut, a queue may get 1 + 1 / uncut_part shares
   int32_t prepare_reads = 0;  // row tiles that must read a key for it to be worth preparing
   // Keys of a state in batch-invariant mode: tile_kv times a power of two; 0: no row tile is cut.
   int32_t chunk_kv = 0;

@@ -16,7 +16,7 @@ namespace flashplan {
 /// the longest work is placed first.
 class CostClasses {
  public:
-  static constexpr uint16_t kLast = 48 * 8;  // the class that comes last, which no cost has
+  static constexpr uint16_t kLast = 48 * 8;  // the last class; of() never returns it
 
   static uint16_t of(int64_t cost) {
     // The position of the leading bit and the three bits after it are a piecewise linear logarithm.

@@ -272,7 +272,7 @@ class Cutter::ItemCuts {
   void write_merge(int32_t number, int32_t first_row, int32_t num_states, int32_t num_pieces) {
     Merge& merge = at_.sharing.merges[number];
     if (shares()) {
-      // The uncut head counted as one of the pieces that this merge waits for.
+      // merge.num_pieces, for which the merge waits, has counted the uncut head as one piece.
       *at_.next_uncut++ = {number, merge.first_partial_row, merge.num_pieces};
       merge.first_partial_row = first_row;
       merge.num_states = num_states;

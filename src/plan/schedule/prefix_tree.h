@@ -105,8 +105,8 @@ class PrefixTree {
   int32_t num_partial_rows() const { return num_rows_ * shape_.num_kv_heads; }
   /// The predicted cost that sharing saves, for all heads.
   int64_t saved_cost() const { return saved_cost_ * shape_.num_kv_heads; }
-  /// By how much a plan without sharing is cheaper than the sum of its work tiles, because requests
-  /// that read the same prefix at the same time get its keys from a cache.
+  /// By how much a schedule without sharing is cheaper than its work tiles' costs added up, because
+  /// requests that read the same prefix at the same time get its keys from a cache.
   int64_t cached_cost() const { return cached_cost_ * shape_.num_kv_heads; }
 
  private:

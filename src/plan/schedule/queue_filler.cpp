@@ -105,8 +105,8 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
   const TileSet& tiles = *tiles_;
   heads_at_once_ = heads_at_once;
   bool in_groups = !tiles.groups.empty();
-  // Where queues may exceed their share, they are dealt less than it. The heap then puts each
-  // item that is left into the queue that is the shortest at that time, which evens the queues out.
+  // Where queues may exceed their share, they are dealt less than their share. The heap then puts
+  // each item that is left into the queue that is the shortest by then, which evens the queues out.
   const bool may_exceed = in_groups && shape_.uncut_part > 0;
   deal_items(share, share - (may_exceed ? share / shape_.uncut_part : 0));
   // The cost that cuts add is known only after the cuts are made, so several capacities are tried.
@@ -361,8 +361,8 @@ int64_t QueueFiller::first_slack(int64_t share) const {
   }
   const int64_t granule = shape_.granule() * shape_.cost.of_step(rows);
   const int64_t split = shape_.cost.of_split(rows);
-  // The most that one cut may add: the fixed cost of one more tile, the cost of a split, and the
-  // room of a granule that stays empty. Most add less.
+  // The most that one cut may add to a queue: the fixed cost of one more tile, the cost of a split,
+  // and room that stays empty because it is less than a granule. Most cuts add less.
   constexpr ScheduleTuning kTuning = kScheduleTuning;
   const int64_t cut = tile + granule + split;
   const int64_t least_of_cuts = cut / kTuning.least_cut_part;
@@ -390,7 +390,8 @@ int32_t QueueFiller::heads_per_item(const RowTile& tile, int64_t share) const {
 
 /// How many heads an item of a sharer has. Where queues wait for the longest one, items have as few
 /// heads as possible. Otherwise they have so many that there is about one item for each queue: the
-/// CTA that finishes the last piece of a row merges it, and this work should be divided, too.
+/// CTA that finishes the last piece of a head merges the pieces' states, and this work should be
+/// divided among the CTAs, too.
 int32_t QueueFiller::heads_per_sharer() const {
   if (shape_.item_steps == 0 || tiles_->num_sharers == 0) return shape_.num_kv_heads;
   if (tiles_->queues_wait) return least_heads_;
@@ -405,7 +406,7 @@ int64_t QueueFiller::place_the_rest(int64_t capacity) {
   num_whole_ = num_dealt_;
   cutter_.start(capacity, loads_.data(), heads_at_once_);
   if (has_heap()) {
-    // Items that no queue can hold are cut first, while there is room for their pieces.
+    // Items that no queue can hold are cut first, while queues still have room for their pieces.
     int32_t first = 0;
     while (first < num_sorted_ && cost_of(sorted_[static_cast<std::size_t>(first)]) > capacity)
       ++first;

@@ -24,10 +24,10 @@ struct TileSet {
   std::span<const RowTileGroup> groups;
   std::span<const int32_t> longest_first;  // indices of the row tiles in no group
   int64_t cost;                            // predicted cost of all heads, uncut
-  int32_t num_sharers;                     // prefixes, and requests that read them
-  /// Whether queues wait until the longest one has ended, because all go on with the same work:
-  /// with the readers of prefixes, or with a merge. Then a cut that costs more work than it moves
-  /// is made too, because it makes the longest queue shorter.
+  int32_t num_sharers;                     // number of prefixes and of requests that read them
+  /// Whether what follows these tiles, the readers of prefixes or a merge, waits until the longest
+  /// queue has ended. Then a cut that costs more work than it moves is made too, because it makes
+  /// the longest queue shorter.
   bool queues_wait = false;
   /// > 0: the largest cost of a queue. Tiles that must be cut fill one queue after the other up to
   /// this cost, so the last queues may stay empty. If it is 0, or the tiles do not fit, all queues
@@ -61,7 +61,7 @@ class QueueFiller {
 
   /// The predicted cost of each queue, including the `loads` that fill() got.
   std::span<const int64_t> loads() const { return loads_; }
-  /// The items that were not cut, each with its CTA.
+  /// The items that were not cut, each with the queue (CTA) that it was put into.
   std::span<const Item> whole() const {
     return {dealt_.data(), static_cast<std::size_t>(num_whole_)};
   }

@@ -43,8 +43,8 @@ void write_segments(const Batch& batch, bool paged, Segment* segments) {
   return begin < all.end ? KeySpan{begin, all.end} : KeySpan{0, 0};
 }
 
-/// The keys that at least one of queries `first` to `last` of a request sees. The first key is
-/// rounded down to the start of a step.
+/// The span from the first to the last key that any of queries `first` to `last` of a request sees.
+/// Its begin is rounded down to a multiple of tile_kv, where a step of the kernel begins.
 KeySpan visible_keys(const ScheduleShape& shape, const Batch& batch, const Segment& request,
                      int32_t first, int32_t last) {
   const int32_t kv_len = request.position + request.qo_len;
@@ -81,7 +81,8 @@ class RowTiles::Collector {
         classes_(&row_tiles.classes_),
         next_(row_tiles.tiles_.data()) {}
 
-  /// Adds a row tile. `sharer`: the number of its request among the sharers, or -1.
+  /// Adds a row tile of `rows` query rows. `sharer`: the number that PrefixTree gives the request
+  /// if it reads shared prefixes, else -1. `in_group`: whether the tile is in a RowTileGroup.
   void add(int32_t request, int32_t row_tile, int32_t rows, KeySpan keys, int32_t sharer,
            bool in_group) {
     const int32_t steps = ceil_divide(keys.end - keys.begin, of_step_);
@@ -98,7 +99,7 @@ class RowTiles::Collector {
   }
 
   RowTile* next() const { return next_; }
-  // Costs of one kv head:
+  // Summed costs of one kv head of the added tiles; readers are requests that read prefixes:
   int64_t total_cost() const { return total_cost_; }
   int64_t cost_of_readers() const { return cost_of_readers_; }
 
@@ -134,7 +135,8 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
       if (hides_keys) keys = visible_keys(shape, batch, request, 0, request.qo_len - 1);
       const int32_t sharer = shares ? prefixes.sharer_of(r) : -1;
       if (sharer >= 0) {
-        // All rows of the request see the earlier keys, which are computed with the prefixes.
+        // The keys before first_own_key() are the prefixes' keys. All rows of the request see them,
+        // and the prefixes' own row tiles compute them.
         keys.begin = prefixes.first_own_key(r);
         // All merges together are larger than the L1 cache, so writing them waits for L2. They are
         // written here, one request at a time, so that the rest of this loop goes on meanwhile.
@@ -162,8 +164,8 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
   total_cost_ = collector.total_cost() * shape.num_kv_heads + cost_of_prefixes_;
 }
 
-/// Collects the row tiles of a request that has several, and returns `collector` after them. Such a
-/// request shares no prefix.
+/// Adds the row tiles of a request that has several to `collector`, and returns the collector. Such
+/// a request shares no prefix.
 RowTiles::Collector RowTiles::collect_tiles(const Batch& batch, int32_t request,
                                             const Segment& segment, Collector collector) {
   const ScheduleShape shape = shape_;
@@ -175,8 +177,8 @@ RowTiles::Collector RowTiles::collect_tiles(const Batch& batch, int32_t request,
   if (in_group) {
     groups_[num_groups_++] = {static_cast<int32_t>(collector.next() - tiles_.data()), num_tiles};
   }
-  // From tile to tile, the query and head of the first row advance by the same numbers, which saves
-  // a division.
+  // `query` and `head` are those of a tile's first row. They are found by adding queries_per_tile
+  // and heads_per_tile for each tile, which saves a division.
   int32_t query = 0;
   int32_t head = 0;
   for (int32_t t = 0; t < num_tiles; ++t) {

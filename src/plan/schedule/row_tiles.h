@@ -31,7 +31,7 @@ struct RowTile {
   bool in_group() const { return cost_class == CostClasses::kLast; }
 };
 
-/// The costs of CostModel for one number of rows.
+/// The costs that CostModel predicts for a tile of one given number of query rows.
 struct RowCosts {
   int64_t tile;
   int64_t step;
@@ -71,8 +71,8 @@ class RowTiles {
   std::span<const RowTileGroup> groups() const { return {groups_.data(), num_groups_}; }
   /// The indices of the row tiles in no group, longest first.
   std::span<const int32_t> longest_first() const { return {order_.data(), num_ordered_}; }
-  /// The indices of the row tiles of prefixes, if ScheduleShape::prefixes_first(); else they are in
-  /// longest_first().
+  /// The indices of the row tiles of prefixes, longest first, if ScheduleShape::prefixes_first().
+  /// Otherwise this is empty, and longest_first() has them.
   std::span<const int32_t> prefixes_longest_first() const {
     return {order_.data() + first_prefix_, num_prefixes_};
   }

@@ -12,12 +12,12 @@
 namespace flashplan {
 namespace {
 
-/// Writes the pieces of queue `cta` from tiles[next] on. Pieces of split heads, the first and the
-/// last piece of the queue, come first: their merges then overlap with the other work tiles. Leaves
-/// room for the queue's items that are not cut, before or after the other pieces. next_whole[cta]
-/// is the number of these items, and is replaced by the index of the first one in `tiles`. Returns
-/// the index after the queue. It is inlined to save a call for each queue, since a queue has few
-/// pieces.
+/// Writes the pieces of cut items that queue `cta` has, from tiles[next] on. The queue's first and
+/// last piece may be parts of a split head. Such a piece is written first, so that its merge
+/// overlaps with the other work tiles. Leaves room for the queue's uncut items: before the other
+/// pieces if `whole_first`, else after them. next_whole[cta] is the number of uncut items, and
+/// becomes the index of the first one in `tiles`. Returns the index after the queue. It is inlined
+/// to save a call for each queue, since a queue has few pieces.
 [[gnu::always_inline]] inline int32_t write_pieces(const QueueFiller& filler, int32_t cta,
                                                    bool whole_first, int32_t* next_whole,
                                                    int32_t next, WorkTile* tiles) {
@@ -45,8 +45,8 @@ ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_siz
       shape.shares_prefixes ? most_sharing(max_batch_size, shape.num_kv_heads) : 0;
   const int32_t prefixes = std::min(sharers, max_batch_size);
   const int32_t tiles = row_tiles + prefixes;
-  // Items of sharers may have fewer heads, so that there is about one for each queue. This adds at
-  // most two items for each queue.
+  // Items of sharers (prefixes, and requests that read them) may have fewer heads than other items,
+  // so that each queue gets about one. So there is room for two more items for each queue.
   const int32_t items = tiles * ((shape.num_kv_heads + least_heads - 1) / least_heads) +
                         (shape.shares_prefixes ? 2 * shape.num_ctas : 0);
   // A queue is cut at most once. A cut replaces a work tile by at most four: the heads before, two
@@ -176,11 +176,12 @@ void Scheduler::divide() {
   std::fill(schedule_.cta_cost.begin() + little.num_queues, schedule_.cta_cost.end(), 0);
 }
 
-/// How a batch is divided that has little work for each queue. If a tile is cut into pieces of s
-/// steps, the pieces take s * of_step(), and the merge of their states steps / s * of_state(). The
-/// sum is the least for s = sqrt(steps * of_state() / of_step()), so there are no more queues than
-/// get pieces of that length. If such pieces take less time than a cut costs, each CTA then waits
-/// for the merge, which begins when the longest piece has ended.
+/// How a batch is divided that has little work for each queue. If a tile of `steps` steps is cut
+/// into pieces of s steps that run at the same time, the pieces take s * of_step(), and the merge
+/// of their states takes steps / s * of_state(). The sum is least for s = sqrt(steps * of_state() /
+/// of_step()). Only so many queues are used that each gets a piece of about that length. If the
+/// work of a queue costs less than a cut, queues_wait is set: all CTAs then wait for the merge,
+/// which begins when the longest piece has ended.
 Scheduler::LittleWork Scheduler::little_work(const TileSet& tiles) const {
   const LittleWork none = {shape_.num_ctas, false};
   const bool cuts_freely = shape_.cuts && shape_.chunk_kv == 0 && prefixes_.empty();
@@ -203,9 +204,9 @@ Scheduler::LittleWork Scheduler::little_work(const TileSet& tiles) const {
 /// queues. An even division cuts short prefixes into many pieces. Each piece has a fixed cost, and
 /// its partial results are merged with all requests of the prefix. So where requests are merged at
 /// the ends of queues, the longest prefix is cut into equal pieces of at most
-/// ScheduleTuning::prefix_steps, and no queue gets more than the cost of one such piece. Requests
-/// fill the queues up. A piece is a small part of a queue, so that prefixes are complete before
-/// requests are merged, even where the model is wrong.
+/// ScheduleTuning::prefix_steps steps, and the cost of such a piece is the most that a queue gets.
+/// The rest of each queue is filled with requests. A piece is a small part of its queue, so that
+/// prefixes are complete before requests are merged, even if the predicted costs are wrong.
 int64_t Scheduler::capacity_of_prefixes() const {
   constexpr ScheduleTuning kTuning = kScheduleTuning;
   if (!shape_.merges_readers_last) return 0;
@@ -221,11 +222,11 @@ int64_t Scheduler::capacity_of_prefixes() const {
   return is_short && is_small ? capacity : 0;
 }
 
-/// The predicted cost of the prefixes of each queue, with which queues start before requests are
-/// divided. Queues that end their prefixes early are filled up by requests that read no prefix. If
-/// there are too few such requests, all queues count as being as long as the longest one: a request
-/// that is ready before its prefixes would be merged by the CTA that ends a prefix, which has many
-/// requests to merge.
+/// The cost that each queue counts as having before requests are divided. It is the predicted cost
+/// of the queue's prefixes. Queues that end their prefixes early get requests that read no prefix.
+/// If there are too few of these, all queues count as having the cost of the longest one. Otherwise
+/// they would get requests that end before their prefixes do, and the one CTA that ends a prefix
+/// would have to merge all of these requests.
 std::span<const int64_t> Scheduler::loads_of_prefixes() {
   const std::span<const int64_t> loads = prefix_filler_.loads();
   const int64_t longest = *std::max_element(loads.begin(), loads.end());
@@ -237,8 +238,8 @@ std::span<const int64_t> Scheduler::loads_of_prefixes() {
   return prefix_loads_;
 }
 
-/// The predicted time of the CTA that ends last; with prefixes on a GPU, the longest time that it
-/// may take.
+/// The predicted time of the CTA that ends last. If prefixes come first in the queues, as on a GPU,
+/// this is an upper bound, with the costs of sharing and the error of the prediction.
 int64_t Scheduler::modelled_time() const {
   const std::span<const int64_t> ends = filler_.loads();
   const int64_t longest = *std::max_element(ends.begin(), ends.end());
@@ -253,8 +254,8 @@ int64_t Scheduler::modelled_time() const {
   return shape_.cost.longest(longest + shape_.cost.of_sharing(rows / shape_.num_ctas));
 }
 
-/// Writes those of `items`, none of which is cut, for which `selects` is true. next_whole[c] is the
-/// index in ScheduleMemory::tiles at which the next one of queue c is written.
+/// Writes the work tiles of those `items` for which `selects` is true. None of `items` is cut. The
+/// next item of queue c is written to index next_whole[c] of ScheduleMemory::tiles.
 template <class Selects>
 void Scheduler::write_whole(std::span<const Item> items, int32_t* next_whole,
                             Selects selects) const {

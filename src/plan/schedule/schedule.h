@@ -23,7 +23,7 @@ struct ScheduleBounds {
   int32_t requests;
   int32_t segments;   // requests and shared prefixes
   int32_t row_tiles;  // row tiles of all segments
-  int32_t items;      // items of row tiles before any item is cut
+  int32_t items;      // items before any is cut; an item is some kv heads of a row tile
   int32_t work_tiles;
   int32_t merges;
   int32_t mask_begins = 0;     // entries of mask_begins; set by callers whose plans have masks
@@ -82,9 +82,9 @@ struct Schedule {
       prefixes;                  // computed once; their segments come after those of requests
   int64_t total_cost = 0;        // predicted cost of all row tiles, uncut
   int64_t saved_cost = 0;        // how much sharing prefixes lowers total_cost
-  int32_t first_merge = 0;       // the number of merges[0]
+  int32_t first_merge = 0;       // the number that work tiles have for merges[0]
   int32_t num_cut = 0;           // number of heads of row tiles that are cut
-  int32_t num_partial_rows = 0;  // partial rows in use
+  int32_t num_partial_rows = 0;  // rows of partial results (o, lse) in use
 
   int32_t num_ctas() const noexcept { return static_cast<int32_t>(cta_cost.size()); }
 };
@@ -105,15 +105,15 @@ class Scheduler {
 
   /// Writes the schedule of `batch`, which has been validated against the bounds, to `memory`.
   /// Prefixes of `groups` are computed once, if that is predicted to save time. If the batch has
-  /// prefixes, this first makes the schedule that shares them. Unless that one is sure to gain, it
-  /// also makes the one without sharing, and then the first one again if that is predicted to be
-  /// faster. For each of these schedules QueueFiller tries several capacities of the queues.
+  /// prefixes, make() first makes the schedule with sharing. Unless sharing is sure to gain, make()
+  /// then makes the schedule without sharing, and if that is predicted to be slower, the schedule
+  /// with sharing again. For each schedule QueueFiller tries several capacities of the queues.
   void make(const Batch& batch, std::span<const PrefixGroup> groups, const ScheduleMemory& memory);
 
   const Schedule& schedule() const noexcept { return schedule_; }
   const ScheduleShape& shape() const noexcept { return shape_; }
-  /// Whether the last batch, with shared prefixes, is predicted to take no longer than it would
-  /// take without them if its work could be divided perfectly among the queues.
+  /// Whether the last schedule shares prefixes and is sure to gain by it: its predicted time is at
+  /// most that of a schedule without sharing whose work is divided perfectly among the queues.
   bool gains_by_prefixes() const noexcept { return gains_by_prefixes_; }
 
  private:
@@ -122,8 +122,8 @@ class Scheduler {
   int32_t merges_end() const { return max_merges_ - memory_.merges_taken; }
   void divide();
   struct LittleWork {
-    int32_t num_queues;  // the first ones, which get work
-    bool queues_wait;    // see TileSet
+    int32_t num_queues;  // the first num_queues queues get work, the others stay empty
+    bool queues_wait;    // TileSet::queues_wait: queues wait until the longest one has ended
   };
   LittleWork little_work(const TileSet& tiles) const;
   int64_t capacity_of_prefixes() const;
@@ -144,11 +144,11 @@ class Scheduler {
   RowTiles row_tiles_;
   QueueFiller prefix_filler_;  // divides the prefixes, if they come first in the queues
   QueueFiller filler_;
-  // For each queue, the index in ScheduleMemory::tiles at which write_whole() writes the next item
-  // that is not cut: an item of prefix_filler_, and an item of filler_.
+  // For each queue, the index in ScheduleMemory::tiles at which write_whole() writes the next uncut
+  // item of prefix_filler_ (next_whole_prefix_) or of filler_ (next_whole_).
   std::vector<int32_t> next_whole_prefix_;
   std::vector<int32_t> next_whole_;
-  std::vector<int64_t> prefix_loads_;  // equal for all queues; loads_of_prefixes() may return them
+  std::vector<int64_t> prefix_loads_;  // memory for equal costs, which loads_of_prefixes() returns
 };
 
 }  // namespace flashplan

@@ -55,8 +55,8 @@ struct CostModel {
   /// have ended their prefixes. At that time all queues write partial rows of prefixes, `rows` for
   /// each queue, and then all of them read these rows.
   int64_t of_sharing(int64_t rows) const noexcept { return share + share_row * rows; }
-  /// By how much one more state makes the merge of a tile longer, which ends the batch. 0: not
-  /// known, and the number of states is not limited.
+  /// By how much each state makes the merge of a cut tile longer. The batch ends with this merge.
+  /// 0: the cost is not known, and the number of states is not limited.
   int64_t of_state(int32_t rows) const noexcept { return state + int64_t{state_row} * rows; }
   /// An upper bound of the measured time of a batch with shared prefixes, whose predicted time is
   /// `time`: measured times exceed predicted ones by up to 1 / error_part.
@@ -79,7 +79,7 @@ struct ScheduleShape {
   bool paged = false;
   int32_t tile_q = 64;   // packed query rows of a tile
   int32_t tile_kv = 64;  // keys of a step
-  /// How many neighbouring kv heads of a decode are cut at the same keys.
+  /// How many neighbouring kv heads of a decode are cut at the same keys, to be read together.
   int32_t heads_at_once = 1;
   int32_t num_ctas = 1;
   int32_t max_partial_slots = 0;  // slots in the workspace, each for tile_q partial rows
@@ -98,14 +98,17 @@ struct ScheduleShape {
   /// in the schedule of another kernel. Scheduler::take_rows() changes both.
   int32_t min_rows = 1;
   int32_t max_rows = INT32_MAX;
-  /// > 0: the row tiles of a request are dealt to neighbouring queues, head after head, in items of
-  /// about item_steps steps. CTAs that run at the same time then read the same keys, from the cache
-  /// that they have in common. 0: all heads of a row tile stay together.
+  /// > 0: row tiles are divided into items, which are some kv heads of a row tile and have about
+  /// item_steps steps. A request's items for the same heads are dealt to neighbouring queues. Their
+  /// CTAs then read the same keys at the same time, from the cache that they have in common. 0: all
+  /// heads of a row tile stay together.
   int32_t item_steps = 0;
-  /// > 0: a queue may exceed its share by 1 / uncut_part before a row tile of a request with
-  /// several is cut, because pieces of row tiles do not read the same keys at the same time.
+  /// > 0: a queue may exceed its share of the work by 1 / uncut_part of the share, so that fewer
+  /// row tiles are cut in requests that have several. The pieces of cut row tiles do not read the
+  /// same keys at the same time.
   int32_t uncut_part = 0;
-  /// How many row tiles must read each key for it to be worth preparing (plan/prepared_kv.h).
+  /// How many row tiles must read each key, so that preparing the keys of a request saves time
+  /// (plan/prepared_kv.h).
   int32_t prepare_reads = 0;
   /// Whether the keys of some requests of a batch may be prepared while others are not.
   bool prepares_some = false;
@@ -113,9 +116,9 @@ struct ScheduleShape {
   CostModel cost;
 
   /// Whether each queue has its shared prefixes before everything else. A GPU then merges the
-  /// requests that read them on all CTAs at the same time. If a prefix ends after its requests, the
-  /// CTA that ends it merges all of them one after the other, while the others have nothing to do.
-  /// On a CPU merging costs little, and prefixes are divided together with the requests.
+  /// requests that read them on all CTAs at the same time. If instead a prefix ended after its
+  /// requests, the CTA that ends it would merge all these requests one after the other, while other
+  /// CTAs idle. On a CPU merging costs little, and prefixes are divided together with the requests.
   bool prefixes_first() const noexcept { return item_steps > 0; }
 
   /// Steps between possible cuts: a power of two.
@@ -128,8 +131,8 @@ struct ScheduleShape {
 /// positions of the queries, which a kernel does not know when it computes a prefix for several
 /// requests. Plans with topk do not, because each query has keys of its own.
 bool may_share_prefixes(const AttentionOptions& options) noexcept;
-/// The most requests that a batch is scheduled as. With topk each token counts as a request,
-/// because it has keys of its own.
+/// The largest number of requests in a batch, as the scheduler counts them. With topk each token
+/// counts as a request, because it has keys of its own.
 int32_t most_requests(const AttentionOptions& options) noexcept;
 /// Whether plans with these options and the kernel of `choice` may compute shared prefixes once.
 bool shares_prefixes(const AttentionOptions& options, const KernelChoice& choice) noexcept;

@@ -3,5 +3,5 @@
 
 
 def is_cuda_tile_available() -> bool:
-    """False: flashplan's kernels serve every backend."""
+    """False: flashplan has no kernels in cuTile. Its own serve every backend."""
     return False

@@ -97,8 +97,8 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
     attention_kernel(const __grid_constant__ AttentionParams p) {
   using T = Tiling<Choices, kCompiledSmemPerSm>;
   extern __shared__ __align__(128) unsigned char smem[];
-  // The queue's first records, into which later records are loaded ahead, and the contexts of the
-  // current tile and of the next one.
+  // The first records of the queue, and the contexts of the current tile and of the next one. Later
+  // records of the queue are loaded ahead, in place of records that are no longer needed.
   __shared__ QueueStart queue;
   __shared__ TileContext contexts[2];
   static_assert(sizeof(queue) + sizeof(contexts) <= T::kStaticSmemBytes);

@@ -147,7 +147,7 @@ class Epilogue {
     });
   }
 
-  /// The index in shared memory of dim `dim` of row `r`, 0 to 7. The order of groups of 4 dims
+  /// The index in shared memory of dim `dim` of row `r` (0 to 7). The order of groups of 4 dims
   /// differs from row to row, so that the pairs that four rows write at once lie in different
   /// banks.
   static FLASHPLAN_DEVICE int shared_index(int r, int dim) {
@@ -216,9 +216,9 @@ class Epilogue {
     });
   }
 
-  /// Merges the warps' states in 4 dims of shared row r, which are dims [dim, dim + 4) of row
-  /// `row`. Writes them as partial results or as the result, or merges them into the chunks before
-  /// this one.
+  /// Merges the warps' states of row `row` in dims [dim, dim + 4). In shared memory these are the
+  /// dims from `shared_dim` on of row `r`. Writes the merged dims as partial or final results, or
+  /// merges them into the state of the chunks before this one.
   FLASHPLAN_DEVICE void write_shared(int warp_q, int r, int row, int shared_dim, int dim) const {
     float shift = shared_stats(warp_q, 0)[r].x;
 #pragma unroll

@@ -6,8 +6,8 @@
 
 namespace flashplan::device {
 
-/// Walks through the steps of a warp's keys for kHeads kv heads at once, and then again for each
-/// next kHeads heads.
+/// Walks through a warp's steps for kHeads kv heads at once, and then again for each next kHeads
+/// heads. A step is the work of the warp on S::kKeys of its keys.
 template <typename T, int kHeads>
 class FewRowsPipeline {
   using S = FewRowsShape<T, kHeads>;
@@ -103,8 +103,8 @@ class FewRowsPipeline {
       step.head += kHeads;
     }
   }
-  /// The key whose row this lane finds. Keys before the first key that any row sees are replaced by
-  /// that key, and keys past the last key by the last key.
+  /// The key whose row of k or v this lane finds. The first key that any query row sees replaces
+  /// the keys before it, and the last key replaces the keys past it.
   FLASHPLAN_DEVICE uint32_t own_key(const Step& step) const {
     const int32_t key = max(step.key + lane_ % S::kKeys, context_.first_seen);
     return static_cast<uint32_t>(min(key, context_.block.keys.end - 1));
@@ -114,8 +114,8 @@ class FewRowsPipeline {
   FLASHPLAN_DEVICE bool finds_values() const { return S::kKeys == 16 && lane_ >= 16; }
 
   /// Starts the copies of a step's keys, or of its values, for all kHeads heads. `own_row` of lane
-  /// first_lane + i is the row of key i of the first head; null: the key has no page, and its row
-  /// becomes zeros.
+  /// first_lane + i is the address of key i's row of the first head, or null if key i's page id is
+  /// outside of the cache; the row then becomes zeros. `all_exist`: no lane has a null.
   FLASHPLAN_DEVICE void copy_any_rows(const unsigned char* own_row, bool all_exist,
                                       const KvView& view, int first_lane, uint32_t to) const {
     const int64_t head_stride = view.head_stride * S::kBytes;
@@ -167,11 +167,11 @@ class FewRowsPipeline {
   const int warp_;
   const int lane_;
   const uint32_t stages_;   // address of this warp's stages
-  const uint32_t own_ids_;  // address of this lane's page id of stage 0
+  const uint32_t own_ids_;  // address in shared memory of this lane's page id for stage 0
   const int32_t* const ids_;
   const int32_t heads_end_;
-  Step asked_;   // the next step whose page ids are requested
-  Step copied_;  // the next step whose keys are requested
+  Step asked_;   // the step whose page ids request_ids() requests next
+  Step copied_;  // the step whose keys and values copy() copies next
   // The tensor k, or v for lanes that find only values; strides are in bytes.
   const unsigned char* data_;
   int64_t page_stride_;

@@ -17,7 +17,7 @@ class FewRowsState {
   using Tile = typename S::Tile;
   static constexpr int kKeyTiles = S::kKeys / 16;
   static constexpr int kDimTiles = S::kDims / 16;
-  static constexpr int kLoads = Tile::kChunks / 2;  // ldmatrix instructions for 16 rows
+  static constexpr int kLoads = Tile::kChunks / 2;  // ldmatrix instructions for 16 rows of k or v
   // 8-bit keys are widened to float16, whatever the dtype of the queries is, because widening them
   // to bfloat16 takes four times as many instructions.
   static constexpr DType kProduct = S::kBytes == 1 ? DType::kFloat16 : T::kQ;
@@ -210,7 +210,7 @@ class FewRowsState {
     if constexpr (T::kWidensQueries) {
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
-        // In load_queries() this product would wait for the scale before any keys are requested.
+        // This waits for the scales. In load_queries() the wait would delay the first keys.
         k_scales_[h] *= query_scales_[h][0];
 #pragma unroll
         for (uint32_t (&query)[2] : query_[h]) {

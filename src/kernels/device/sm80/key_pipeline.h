@@ -109,8 +109,8 @@ class KeyPipeline {
     __syncthreads();
   }
 
-  /// Begins the step that uses `tile`. `keys`: the keys of the work tile. The result must be passed
-  /// to copy() as `copies`.
+  /// Begins the step that uses `tile`. `keys`: the keys of the work tile. Returns what must be
+  /// passed to copy() as `copies`: whether it has to copy keys and values.
   FLASHPLAN_DEVICE bool begin_step(const Cursor& tile, const KeySpan& keys) const {
     return begin_issue(later(entry_, S::kStages - 1),
                        kEachStep ? next_ : tile.template later<S::kStages - 1>(keys),

@@ -11,8 +11,8 @@ template <typename S>
 struct Logits {
   float tiles[S::kMmaM][S::kLogitKeys / 8][4];
 
-  /// Applies the variant's bodies `logits` and `mask`. `begin`: the position of the first key in
-  /// the request.
+  /// Applies the variant's bodies `logits` and `mask`. `begin`: the number in the request of the
+  /// first key of the logits.
   template <typename Variant>
   FLASHPLAN_DEVICE void transform(const AttentionParams& p, const RowBlock& block,
                                   const Variant& variant, int thread, int32_t begin, int head) {

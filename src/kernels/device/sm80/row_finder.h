@@ -42,9 +42,9 @@ class RowFinder {
     head_stride_ = view.head_stride * kBytes;
   }
 
-  /// Requests the page ids of `tile`. `ids` is the row of the page table, or null for ragged keys,
-  /// which begin at row `kv_row` of k and v. `first_seen`: the first key that any row sees. It is
-  /// read instead of keys before it, and the last key instead of keys past the last key.
+  /// Requests the page ids of `tile`. `ids`: the page ids of the request, or null for ragged keys,
+  /// which begin at row `kv_row` of k and v. `first_seen`: the first key that any query row sees.
+  /// It replaces the keys before it, and the last key replaces the keys past it.
   FLASHPLAN_DEVICE void request(Rows& rows, const Cursor& tile, const KeySpan& keys,
                                 int32_t first_seen, const PageTable& pages, const int32_t* ids,
                                 int32_t kv_row) const {
@@ -72,7 +72,7 @@ class RowFinder {
     for (int a = 0; a < kAddresses; ++a) rows.in_page[a] = head + row[a] * token_stride_;
   }
 
-  /// Writes the addresses to `table`, which has a KvRow for each row of the tile. `on_pages`: the
+  /// Writes the addresses to `table`, which has a KvRow for each key of the tile. `on_pages`: the
   /// address of TileContext::on_pages.
   FLASHPLAN_DEVICE void store(const Rows& rows, const PageTable& pages, uint32_t table,
                               uint32_t on_pages) const {

@@ -59,7 +59,7 @@ class RowPeers {
     }
     wait();
   }
-  /// Loads the weights of 16 keys.
+  /// Loads the weights of 16 query rows (number m) and 16 keys (number `step`).
   FLASHPLAN_DEVICE void load_weights(uint32_t (&a)[4], int m, int step) const {
     const uint4 loaded = load_shared_16(fragment_address(step, m));
     a[0] = loaded.x;

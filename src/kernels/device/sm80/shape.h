@@ -75,10 +75,10 @@ struct Tiling : Choices {
 };
 
 /// How the warps of a CTA share a row tile of up to kRows rows. kWarpsQ warps take different rows,
-/// kMmaM * 16 each. For tiles of few rows, which are bound by memory, kWarpsKv warps take different
-/// keys of each tile. Each of these warps has its own softmax until the end, so that they need not
-/// wait for each other. kWarpsVo warps share rows: they take different keys for logits and
-/// different dims of v.
+/// kMmaM * 16 each. In row tiles of few rows, which are bound by memory, kWarpsKv warps take
+/// different keys of each key tile. Each of these warps has its own softmax until the end, so that
+/// they need not wait for each other. kWarpsVo warps share rows: they take different keys for
+/// logits and different dims of v.
 template <typename T, int kWarpsQ_, int kMmaM_, int kWarpsVo_ = 1>
 struct Shape {
   static constexpr int kMmaM = kMmaM_;
@@ -126,12 +126,12 @@ struct Shape {
   static constexpr int kFixedBytes =
       128 + kStatsBytes + kWarps * kPeerBytes + (kQueryInStage ? 0 : kQBytes);
 
-  // A ring of kEntries tiles holds the row addresses and page ids of their keys.
+  // A ring of kEntries entries. An entry has the row addresses and page ids of one tile's keys.
   static constexpr int kTableBytes = T::kTileKv * T::kTableBytesPerKey;
   static constexpr int kIdBytes = T::kTileKv * T::kIdBytesPerKey;
   /// The entries of the ring: a multiple of `stages`. If addresses are computed for several tiles
-  /// at once, it is also a multiple of twice `tiles_at_once`, because the addresses of as many
-  /// tiles before these are still in use.
+  /// at once, it is also a multiple of twice `tiles_at_once`, because the addresses of the
+  /// `tiles_at_once` tiles before them are still in use.
   static constexpr int entries(int stages, int tiles_at_once) {
     const int least = tiles_at_once == 1 ? 1 : 2 * tiles_at_once;
     int count = stages;

@@ -66,8 +66,8 @@ __device__ __noinline__ void finish_sharer(const AttentionParams& p, TileContext
   });
 }
 
-/// Merges rows with at least kManyStates states. Such merges mostly have few rows, so it loads 16
-/// states of one row at a time. It is not inlined, so that a kernel has one copy of it.
+/// Merges rows with at least kManyStates states. Such merges mostly have few rows, so this function
+/// loads 16 states of one row at a time. It is not inlined, so that a kernel has one copy of it.
 constexpr int32_t kManyStates = 8;
 template <typename T>
 __device__ __noinline__ void merge_many_states(const AttentionParams& p, const Merge& merge,
@@ -107,7 +107,7 @@ FLASHPLAN_DEVICE void arrive_and_merge(const AttentionParams& p, TileContext& co
   });
 }
 
-/// Whether FewRows takes work tiles with these rows.
+/// Whether FewRows takes the work tile of `context`.
 template <typename T>
 FLASHPLAN_DEVICE bool takes_few_rows(const AttentionParams& p, const TileContext& context) {
   return kPairedDims<T> > 0 && context.block.rows.num_rows <= kMostPairedRows &&

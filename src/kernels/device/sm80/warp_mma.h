@@ -4,8 +4,8 @@
 // 8-bit keys and values are widened in registers. ldmatrix moves 16-bit units, so the dims of 8-bit
 // rows arrive in registers in another order, which the fragments of q and the accumulators of o
 // must follow:
-//   logical dims (2c, 2c+1, 2c+8, 2c+9) of a k-step are stored dims 4c .. 4c+3 of 16, and
-//   tiles (2b, 2b+1) of o hold the even and the odd dims of the b-th 16.
+//   places (2c, 2c+1, 2c+8, 2c+9) of the 16 in a k-step take dims 4c .. 4c+3 of 16, and
+//   the 8-column tiles 2b and 2b+1 of o have the even and the odd dims of the b-th 16.
 // Here c = lane % 4, and b counts the groups of 16 dims.
 #pragma once
 
@@ -89,8 +89,8 @@ struct ValueLayout {
   /// The first of this lane's dims.
   static FLASHPLAN_DEVICE int first_dim(int lane) { return lane % 4 * (kInterleaved ? 4 : 2); }
 
-  /// Calls f(d, x, y) with the values of dims first_dim() + d and first_dim() + d + 1 of one row
-  /// half, for all pairs of dims below `num_dims`, a multiple of 16.
+  /// Calls f(d, x, y) for this lane's pairs of dims below `num_dims`, a multiple of 16: x and y are
+  /// dims first_dim() + d and first_dim() + d + 1 of row lane / 4 + half * 8.
   template <int kTiles, typename Function>
   static FLASHPLAN_DEVICE void for_each_pair(const float (&o)[kTiles][4], int half, int num_dims,
                                              Function f) {
@@ -111,10 +111,10 @@ struct ValueLayout {
 };
 
 /// s += q k^T for the kKeys keys of a tile from `first_key` on. `query_fragment(a, m, k)` loads the
-/// operand of query rows m and dims k. Operands are loaded two groups of products before they are
-/// used, because two warps per scheduler do not hide the latency of shared memory. `meanwhile()` is
-/// called once the first loads are in flight. `transform(pair, key, dim)` replaces elements (dim,
-/// dim + 1) of a key.
+/// operand of 16 query rows (number m) and 16 dims (number k). Operands are loaded two groups of
+/// products before they are used, because two warps per scheduler do not hide the latency of shared
+/// memory. `meanwhile()` is called once the first loads are in flight. `transform(pair, key, dim)`
+/// replaces elements (dim, dim + 1) of a key.
 template <DType kQ, DType kKv, int kHeadDim, int kMmaM, int kKeys, typename QueryFragment,
           typename Meanwhile, typename Transform>
 FLASHPLAN_DEVICE void gemm_qk(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_tile, int first_key,
@@ -194,8 +194,8 @@ FLASHPLAN_DEVICE void pack_weights(uint32_t (&a)[4], const float (&first)[4],
 }
 
 /// o += weights * v for the kKeys keys of a tile from `first_key` on, and dims from `first_dim` on.
-/// `weight_fragment(a, m, step)` loads the weights of 16 keys. `transform(pair, key, dim)` replaces
-/// dim `dim` of keys (key, key + 1).
+/// `weight_fragment(a, m, step)` loads the weights of 16 query rows (number m) and 16 keys (number
+/// `step`). `transform(pair, key, dim)` replaces dim `dim` of keys (key, key + 1).
 template <DType kWeight, DType kKv, int kHeadDim, int kKeys, int kMmaM, int kDimTiles,
           typename WeightFragment, typename Transform>
 FLASHPLAN_DEVICE void gemm_pv(float (&o)[kMmaM][kDimTiles][4], uint32_t v_tile, int first_dim,

@@ -3,8 +3,8 @@
 // into shared memory, two or three consumer warpgroups compute. Some kernels have one more
 // warpgroup: it rotates queries and keys after they are loaded, or helps the producer to copy rows
 // of pages that are too small for boxes of tensor maps, or widens 8-bit keys and values. Keys and
-// values that many work tiles read may be prepared: some warps write them to the workspace once, as
-// the products need them, and all of these tiles load them from there.
+// values that many work tiles read may be prepared: some warps write them to the workspace once, in
+// the form that the products need, and all of these tiles load them from there.
 #pragma once
 
 #include "kernels/device/sm90/consumer.h"

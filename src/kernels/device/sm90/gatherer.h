@@ -83,17 +83,18 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
   static constexpr int kOwnGroups = (kGroups + S::kGatherWarps - 1) / S::kGatherWarps;
   static_assert(kOwnGroups * 8 <= 32);  // each lane looks up one row at most
 
-  /// A step of keys. Lane i looks up row number i of its warp.
+  /// A step of keys. Lane i looks up the page of the i-th row of k or v that its warp copies.
   struct Step {
     int32_t num_keys;
-    int32_t num_hidden;  // how many of the first keys no row sees; may be negative
+    int32_t num_hidden;  // how many of the first keys no query row sees; may be negative
     int32_t head;
     int32_t key;   // the first key; of ragged keys, its row in the tensor
     int32_t page;  // page id of this lane's row
   };
   static constexpr Step kNoStep = {-0x7fffffff, 0, 0, 0, 0};  // no step has so few keys
 
-  /// The number in the step of row `i` of this warp.
+  /// The warp copies the rows of some of a step's keys. Returns the number in the step of the key
+  /// whose row is the i-th of these.
   FLASHPLAN_DEVICE int row(int i) const { return (i / 8 * S::kGatherWarps + warp_) * 8 + i % 8; }
 
   /// Returns the step of the keys from `key` on, and requests the page id of this lane's row.

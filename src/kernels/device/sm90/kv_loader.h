@@ -33,8 +33,9 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
       int32_t head = keys.head;
       int32_t key = keys.begin;
       bool has_step = keys.has_steps;
-      // Before a tile without keys, as at the end of the queue, the consumers finish the tile
-      // before it, so they wait for its last values.
+      // A tile without keys, or the end of the queue, adds no step. The consumers then finish the
+      // tile before it, so one round of the loop still loads step `ahead`. In a shared ring, its
+      // values take the slot that the keys of a next step would have taken.
       const bool finishes = !has_step;
       do {
         const Step step = {head, key, max(min(S::kTileKv, keys.end - key), 0), keys.kv_row,
@@ -132,7 +133,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     int32_t key;
     int32_t count;  // number of keys, at most kTileKv
     int32_t kv_row;
-    int32_t num_hidden;  // how many of the first keys no row sees; may be negative
+    int32_t num_hidden;  // how many of the first keys no query row sees; may be negative
   };
 
   /// Keys in two tensors are never paged.
@@ -218,7 +219,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     const uint32_t loaded = hides ? smem_.tail_full(warp_) : full;
     const int num_boxes = __popc(__ballot_sync(0xffffffffU, has_box));
     // A box whose page id is outside of the cache is requested from outside of the tensor map, and
-    // so becomes zeros. So does a box that no row sees: its page may belong to another request.
+    // so becomes zeros. So does a box whose keys no query row sees: its page may be another
+    // request's.
     const bool is_seen = first_row + maps_.box_rows > step.num_hidden;
     const bool on_page = has_page(p_.tensors.pages, page_id);
     if (is_key) report_pages(!has_box || !is_seen || on_page);

@@ -107,7 +107,7 @@ class Sm90Merge {
     return {merge, first_row + part.begin(num_rows), first_row + part.end(num_rows)};
   }
 
-  static constexpr uint32_t kManyRows = 1U << 31;  // set in an entry if has_many_rows()
+  static constexpr uint32_t kManyRows = 1U << 31;  // set in an entry's word w if has_many_rows()
   // The warpgroup's list of merges, and offsets in it.
   FLASHPLAN_DEVICE uint32_t list() const { return smem_.waiting(warpgroup_); }
   static constexpr int kCount = FLASHPLAN_OFFSET_OF(Sm90WaitingMerges, count);

@@ -17,10 +17,10 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
  public:
   using Base::Base;
 
-  /// Copies prepared keys (`kIsKey`), or prepared values, to their slots of the ring. It skips the
-  /// slots that other warps fill: those of values, or of keys if it copies values, and those of
-  /// work tiles that are not prepared. The slot after the keys of a step has the values of the step
-  /// before. `num_arrivals`: the arrivals that the mbarrier of a slot waits for.
+  /// Copies prepared keys (`kIsKey`), or prepared values, to their slots of the ring. Other warps
+  /// fill the slots of the other kind, and all slots of work tiles that are not prepared; this warp
+  /// skips them. The slot after the keys of a step has the values of the step before.
+  /// `num_arrivals`: the arrivals that the mbarrier of a slot waits for.
   FLASHPLAN_DEVICE void run(int num_arrivals) {
     num_arrivals_ = num_arrivals;
     int32_t last_tile = kNoTile;  // the tile of the step before, whose values are not loaded yet

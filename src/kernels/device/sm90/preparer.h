@@ -123,7 +123,8 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
     }
     return false;
   }
-  /// Claims a part of the next work tile that has steps. Returns false as find_part() does.
+  /// Claims a part of the next work tile that has steps. Returns false if there is none to prepare,
+  /// or if `waits` is false and a record has not arrived.
   FLASHPLAN_DEVICE bool begin_tile(int32_t end, bool waits) {
 #pragma unroll 1
     while (i_ < end && (waits || has_context(i_))) {

@@ -125,7 +125,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
   /// requested before the keys: behind the keys they would arrive thousands of clocks later.
   FLASHPLAN_DEVICE void load_queries() {
     const bool brings_records = warp_ == 2;
-    int32_t place = 0;  // parts of query buffers that were taken before the next queries
+    int32_t place = 0;  // how many parts of query buffers earlier queries have taken
     for (int32_t i = 0;; ++i) {
       // Records that are not in QueueStart are loaded after the first queries, so that these
       // queries need not wait for them.

@@ -46,9 +46,9 @@ class Sm90ReaderMerges {
   }
 
   /// Arrives at the merges of all readers of a complete prefix. All threads of the warpgroup that
-  /// completed the prefix call it. A request that waited too long for the prefix has arrived at its
-  /// merge already, and this is then the last arrival there: the counter is set to kComplete, and
-  /// merge_all() of this CTA merges that request.
+  /// completed the prefix call it. The CTAs of a reader may have arrived at its merge already,
+  /// because they waited too long for the prefix. If this is then the last arrival there, the
+  /// reader's counter is set to kComplete, and a merge_all() that finds this merges the reader (3).
   FLASHPLAN_DEVICE void arrive_at_readers(const Merge& prefix, int thread) const {
 #pragma unroll 1
     for (int32_t i = thread; i < prefix.num_readers; i += 128) {
@@ -214,8 +214,8 @@ class Sm90ReaderMerges {
 
   /// Waits for the prefixes of a request, and arrives at its merge. Returns whether it was the last
   /// to arrive, so that this CTA merges the request. `may_be_marked`: the request was found as the
-  /// reader of a prefix. Then, without waiting, it sets the counter to 0 if it is kComplete, and
-  /// returns whether it was.
+  /// reader of a prefix. Then this neither waits nor arrives: if the counter is kComplete, it sets
+  /// the counter to 0 and returns true, otherwise it returns false.
   FLASHPLAN_DEVICE bool has_to_merge(const Merge& merge, int32_t number, bool may_be_marked) const {
     int32_t* const counter = counter_of(p_, number);
     if (may_be_marked) return compare_and_swap(counter, kComplete, 0);

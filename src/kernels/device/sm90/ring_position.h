@@ -15,8 +15,8 @@ namespace flashplan::device {
 /// tile are freed before the first keys of the next one, which come one position earlier). A warp
 /// that has skipped more positions first waits until another warp, which filled these, has found
 /// position n - 2 free: Sm90SharedMemory::free_position is the last position that any warp has
-/// found free. It gets there, because the warps that fill the positions before n do not wait for
-/// position n.
+/// found free. It will reach n - 2, because the warps that fill the positions before n do not wait
+/// for position n.
 template <typename S>
 class Sm90RingPosition {
  public:

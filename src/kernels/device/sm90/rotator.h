@@ -47,9 +47,9 @@ class Sm90Rotator {
   }
 
   /// Replaces run() where keys are prepared: it prepares keys, instead of rotating them in slots.
-  /// The keys of a work tile are prepared or claimed before this waits for the tile's queries:
-  /// these are loaded to memory that the consumers free, and the consumers may be waiting for these
-  /// keys first.
+  /// The keys of a work tile are prepared or claimed before this waits for the tile's queries. The
+  /// queries are loaded only when the consumers have freed memory for them, and before that the
+  /// consumers may need these keys.
   FLASHPLAN_DEVICE void run_prepared() {
     Sm90Preparer<S> preparer(p_, smem_, thread_ / 32);
     for (int32_t i = 0;; ++i) {
@@ -81,8 +81,8 @@ class Sm90Rotator {
     using Pairs = FourPairs<Variant, S::kKv, typename S::Key>;
     static constexpr int kGroups = S::kTileKv / 8;
     static constexpr int kOfAllGroups = 8 * Pairs::kPerRow;
-    // Where few dims are rotated, several series share the blocks of 8 rows, so that more threads
-    // have work.
+    // Where few dims are rotated, the blocks of 8 rows are divided among several series, so that
+    // more threads have work.
     static constexpr int num_shares() {
       int shares = 1;
       while (2 * shares * kOfAllGroups <= kThreads && kGroups % (2 * shares) == 0) shares *= 2;
@@ -140,7 +140,7 @@ class Sm90Rotator {
 
   /// Makes what all threads have written visible to wgmma, and arrives at `full`.
   FLASHPLAN_DEVICE void announce(uint32_t full) const {
-    fence_async_proxy();  // wgmma reads it
+    fence_async_proxy();  // wgmma reads what was written
     barrier_wait(S::kRotatorBarrier, kThreads);
     if (thread_ == 0) mbarrier_arrive(full);
   }
@@ -251,7 +251,7 @@ class Sm90Rotator {
   // 1 if the next step follows another step without a break: then, in one ring, the values of that
   // step come after the keys of the next one. Otherwise 0.
   int32_t follows_ = 0;
-  int32_t place_ = 0;  // parts of query buffers that were taken before the next queries
+  int32_t place_ = 0;  // how many parts of query buffers earlier queries have taken
 };
 
 }  // namespace flashplan::device

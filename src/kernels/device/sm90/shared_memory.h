@@ -14,7 +14,7 @@ struct Sm90Readers {
   static constexpr int kMost = 64;
 
   int32_t count;          // how many were added to the list, which has no room for more than kMost
-  int32_t has_complete;   // 1: this CTA has marked requests
+  int32_t has_complete;   // 1: this CTA has set counters of requests to kComplete
   int32_t num_listed[2];  // requests to merge in a round; [0]: in even rounds, [1]: in odd rounds
   int32_t merges[kMost];  // the list: numbers of the merges
 };

@@ -13,8 +13,8 @@ namespace flashplan::device {
 template <typename S>
 class Sm90SlotRing {
  public:
-  /// If the ring has fewer slots where keys are prepared, waits for the first record of the queue,
-  /// which says whether they are.
+  /// If the ring of this kernel has fewer slots when keys are prepared, waits for the first record
+  /// of the queue, which says whether keys are prepared.
   FLASHPLAN_DEVICE Sm90SlotRing(const AttentionParams& p, const Sm90Smem<S>& smem) : smem_(smem) {
     if constexpr (S::kPreparedSlots < S::kSlots) {
       if (Sm90Prepared<S>::is_in_use(p, smem)) num_slots_ = S::kPreparedSlots;

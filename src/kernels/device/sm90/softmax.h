@@ -26,7 +26,7 @@ struct Sm90Softmax {
     bool off_pages;      // page ids of some keys may be outside of the cache; see find_pages()
     int32_t own_end[2];  // the end of the keys that each of this thread's two rows sees
     float most[2];       // kMost, or infinity for a row of padding
-    bool has_rows;       // whether this warp has any rows
+    bool has_rows;       // whether some row of this warp is not padding
     // One bit for each of this thread's columns, 0 where a list of keys (topk) names no key of the
     // cache.
     uint32_t found = 0xffffffffU;
@@ -123,7 +123,8 @@ struct Sm90Softmax {
     }
   }
 
-  /// One bit for each of this thread's columns in a row, set where the column is before `end`.
+  /// One bit for each of this thread's columns in a row, set where the key of the column is before
+  /// `end`, a number of keys counted from the key of the thread's first column.
   static FLASHPLAN_DEVICE uint32_t columns_before(int32_t end) {
     end = max(0, min(end, S::kTileKv));
     const int count = end / 8 * 2 + min(end % 8, 2);
@@ -171,7 +172,7 @@ struct Sm90Softmax {
       const RowBlock block = context.block();
 #pragma unroll 1
       for (int half = 0; half < 2; ++half) {
-        // Rows of padding are never written, so any keys will do for them.
+        // Results of padding rows are never written, so padding may see the keys of the last row.
         const int row = min(S::row(first_row, opaque(thread), half), block.rows.num_rows - 1);
         uint32_t columns = ~columns_before(block.visible_to(p, row).begin - first);
         if (kHasBits && p.tensors.mask.is_given) {

@@ -82,8 +82,8 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
 
  private:
   /// Whether some rows do not see some of the keys of the step that begins at `key`. Unlike that of
-  /// Visible::may_hide(), the result does not depend on how far the producer has come: the shifts
-  /// depend on it, and with them the rounding of o, which must be the same in each run.
+  /// Visible::may_hide(), the result does not depend on how far the producer has come. The shifts,
+  /// and so the rounding of o, follow from the result, and must be the same in each run.
   static FLASHPLAN_DEVICE bool hides_keys(const AttentionParams& p, const Sm90Context& context,
                                           const Visible& visible, int thread, int32_t key) {
     if (!visible.may_hide(key)) return false;
@@ -156,7 +156,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
     added[1] = chains[1][0] + chains[1][1];
   }
 
-  /// Raises the shifts if some logits of the step are much larger than they are. It looks at a few
+  /// Raises the shifts if some logits of the step are much larger than the shifts. It looks at few
   /// columns alone, which represent logits that grow with the key; other large logits are noticed
   /// later, when their weights come out too large. Returns whether shifts were raised.
   template <typename Variant>

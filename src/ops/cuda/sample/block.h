@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a warp weighs a block of a row, and draws an element of the block (see "Draws without
 // filters" in ops/sampling_math.h). A thread has every 32nd word of kVec elements of the block.
-// Words that a thread keeps in registers need unrolled loops, so kUnroll is then the number of
-// words; for words that are read from memory it is 1.
+// Loops over words that a thread keeps in registers must be unrolled, so kUnroll is then kWords;
+// for words that are read from memory kUnroll is 1.
 #pragma once
 
 #include <cmath>

@@ -71,7 +71,7 @@ __device__ TriedToken draw_by_tries(Row& row, uint32_t threshold) {
   const int warp = warp_of_thread();
 #pragma unroll 1
   for (int begin = 0; begin < kMostTries; begin += kClusterTries) {
-    __syncthreads();  // all warps have read what came in the last step
+    __syncthreads();  // all warps have read what came in the last exchange
     row.exchange.expect(kClusterTries * sizeof(uint64_t));
     if (warp < kClusterTries) send_try(row, masses, begin + warp);
     row.exchange.receive();
@@ -79,7 +79,8 @@ __device__ TriedToken draw_by_tries(Row& row, uint32_t threshold) {
 #pragma unroll
     for (int t = 0; t < kClusterTries; ++t) tokens[t] = only_one(row.exchange.value_of_rank(t));
     if (threshold != 0) {
-      // Whether a token that is equal to the threshold is kept depends on the equal ones before it.
+      // A token above the threshold is kept. Whether one that equals the threshold is kept depends
+      // on the equal elements before it, so the sums below are needed.
       const uint64_t token = first_from(threshold, tokens);
       if (token == 0) continue;
       if (token >> 32 != threshold) return {SampleError::kNone, token};

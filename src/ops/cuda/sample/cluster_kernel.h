@@ -95,8 +95,8 @@ __device__ void draw_row(Row& row) {
   }
 }
 
-/// Draws from a row by draw_row(), in kernels whose own way cannot. It is not inlined, so that its
-/// registers do not make the loops of those kernels spill.
+/// Draws from a row by draw_row(), for kernels whose own method cannot draw from this row. It is
+/// not inlined, so that its registers do not make the loops of those kernels spill.
 template <DType kDType, bool kFromProbs>
 __device__ __noinline__ void draw_from_cluster(const RowParams<SampleParams>& params,
                                                SampleShared& shared, float* memory) {

@@ -24,7 +24,7 @@ struct CountedRow {
   ValueBins<kFromProbs> bins;
   sampling::Scale scale;  // scale of the weights that filters compare
   uint64_t total;         // mass of the row
-  uint64_t listed_mass;   // mass of the elements of the last bin, in the units of bins
+  uint64_t listed_mass;   // mass of the elements of the last bin, in the units of bins.mass()
 };
 
 template <DType kDType, bool kFromProbs>
@@ -154,7 +154,7 @@ class SampleCounted : SummedRow<kDType, kFromProbs> {
     uint64_t* to = exchange.own_values() + 2 * token;
     if (rank < cluster_size()) exchange.mail().send(to, bounds.least, bounds.most, rank);
   }
-  /// The sums, over the CTAs, of what they have sent for a token in the step that has ended.
+  /// The sums, over the CTAs, of the bounds that they have sent for a token in the last exchange.
   __device__ Bounds received(const BoundsExchange& exchange, int token) const {
     return {sum_of_warp(exchange.value_of_rank(2 * token)),
             sum_of_warp(exchange.value_of_rank(2 * token + 1))};

@@ -167,7 +167,8 @@ __device__ void add_word(Row& row, const float (&x)[4], const Cut& cut, Sums& su
   sums.mass += weights[2] + weights[3];
 }
 
-/// Leaves {mass above the cut, ties} of the candidates of each rank in row.shared.warp_values.
+/// Leaves {mass above the cut, ties} of the candidates of CTA `rank` in
+/// row.shared.warp_values[rank], for every CTA of the cluster.
 template <class Row>
 __device__ void sum_candidates(Row& row, const Cut& cut) {
 #pragma unroll 1

@@ -50,7 +50,7 @@ class Exchange {
   }
   /// Where the values go that this CTA sends in this step: at the same place in each CTA.
   __device__ uint64_t* own_values() const { return values_of(step_, cluster_rank()); }
-  /// The end of `values`, behind those of both steps that take turns.
+  /// The end of `values`, behind both of its arrays.
   __device__ uint64_t* end() const { return values_of(1, cluster_size()); }
 
  private:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Applies the filters of sample() and draws, if one CTA has all elements that may be kept and these
 // are few: each is compared with each. With a small top-k, the largest values that the warps of a
-// cluster found give a lower bound of the k-th largest element. All CTAs send their elements from
-// the bound on to the first CTA of the row, which draws from them.
+// cluster found give a lower bound of the k-th largest element. All CTAs send their elements that
+// are not below this bound to the first CTA of the row, which draws from them.
 #pragma once
 
 #include <cstdint>
@@ -161,11 +161,12 @@ __device__ uint64_t pair_of_warps(Row& row, int i) {
 
 /// A lower bound for top-k: a key such that at least `top_k` elements of the row have this key or a
 /// larger one, since so many of the keys that warps have sent by send_largest() are that large. A
-/// search raises the bound until few more of them are. Returns 0 if warps have sent too few keys.
+/// search raises the bound until few more than `top_k` of the sent keys reach it. Returns 0 if
+/// warps have sent too few keys.
 template <class Row>
 __device__ uint32_t find_bound(Row& row, int top_k) {
-  // A lane's registers have room for both keys of each of its warps if the cluster has at most
-  // kMaxCluster / 2 CTAs, else only for the larger key.
+  // `keys` has room for both keys of each pair that the lane reads if the cluster has at most
+  // kMaxCluster / 2 CTAs, else only for the larger key of each pair.
   const bool has_both = cluster_size() <= kMaxCluster / 2;
   int num = kRowWarps * cluster_size() * (has_both ? 2 : 1);  // sent keys that are at least `low`
   // If more than `most` of the sent keys were at least the bound, probably more than kMostFew

@@ -81,8 +81,9 @@ __device__ uint64_t apply_filters(Row& row, Cut* cut) {
 }
 
 /// The bytes of dynamic shared memory that a SampleRow needs for each CTA of a cluster: for what
-/// the CTA sends in two steps and for its sums of groups of bins. Clusters of more than kMaxCluster
-/// / 2 CTAs also need memory for the bins of one group; smaller ones use that of the candidates.
+/// the CTA sends in two exchanges and for its sums of groups of bins. Clusters of more than
+/// kMaxCluster / 2 CTAs also need memory for the bins of one group; smaller ones use that of the
+/// candidates.
 inline int bytes_of_rank(int max_cluster) {
   const int words = max_cluster > kMaxCluster / 2 ? kGroups + kGroupBins : kGroups;
   return kBytesOfRank + words * static_cast<int>(sizeof(uint64_t));

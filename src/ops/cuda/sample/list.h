@@ -162,7 +162,7 @@ class SampleList {
   }
 
   /// Finds the cut among the listed elements. If these are fewer than top_k, min-p drops all other
-  /// elements of the row.
+  /// elements of the row, so top-k drops nothing more.
   __device__ void filter() {
     row_.least = key_of(bound_);
     row_.most = row_.shared.most;

@@ -38,7 +38,7 @@ class Mailbox {
         "l"(value), "r"(address_in(rank, &state_))
         : "memory");
   }
-  /// Sends two values to `to` and behind it. `to` is aligned to 16 bytes.
+  /// Sends `first` to `to`, and `second` to the 8 bytes behind it. `to` is aligned to 16 bytes.
   __device__ void send(void* to, uint64_t first, uint64_t second, int rank) {
     asm volatile(
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [%0], {%1, %2}, "

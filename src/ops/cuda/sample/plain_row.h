@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row that warps read once, block by block. A warp weighs each block relative to the block's
-// largest value, and sends both as the block's entry. The entries of all blocks then tell what each
-// block weighs in the row, and which one has the token of a draw without filters: the threads of
-// each CTA together find that block, and the warp that has weighed it draws the token.
+// A row that warps read once, block by block. A warp weighs the elements of a block relative to the
+// block's largest value, and sends the block's entry to all CTAs: the key of this value and the sum
+// of the weights. The entries of all blocks then tell what each block weighs in the row, and which
+// one has the token of a draw without filters: the threads of each CTA together find that block,
+// and the warp that has weighed it draws the token.
 #pragma once
 
 #include <cmath>
@@ -356,8 +357,8 @@ class PlainRow {
         [&](int i, uint32_t weight) { found(chosen.block * kBlock + i, weight, block); });
   }
 
-  /// The weight with which an element is drawn. At the temperature 0, only a logit that is equal to
-  /// the largest one weighs as much.
+  /// The weight with which an element is drawn, from its weight in the block. At the temperature 0
+  /// it is 1 for logits that are equal to the largest one, and 0 for all others.
   __device__ uint32_t chance_of(uint32_t weight) const {
     constexpr uint32_t kWeightOfLargest = 1U << 27;
     const uint32_t is_largest = weight == kWeightOfLargest ? 1U : 0U;
@@ -370,8 +371,8 @@ class PlainRow {
   int num_fetchable_;  // blocks of the row that consist of whole aligned words
   int fetched_ = -1;   // the block in words_
   Word<kDType, kVec> words_[kWords];
-  // The blocks that the thread has weighed: the first one, their mass, and the mass of blocks
-  // before them.
+  // The thread's share of blocks in weigh_entries(): the first of them, their mass, and the mass of
+  // the row's blocks before them.
   int first_entry_ = 0;
   uint64_t own_ = 0;
   uint64_t before_ = 0;

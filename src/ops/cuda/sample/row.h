@@ -20,12 +20,12 @@ using sampling::Cut;
 constexpr int kMaxCandidates = 768;  // candidates of a row; each CTA may list an equal share
 constexpr int kMostFew = 160;        // the most candidates that are compared each with each
 constexpr int kFewPadding = 32;      // zeros behind these candidates, for unrolled loops to read
-constexpr int kValues = 4;           // values that a CTA sends in a step
+constexpr int kValues = 4;           // values that a CTA sends in a step of Exchange
 
 /// The shared memory of a CTA.
 struct SampleShared {
   BulkBarrier arrived[kBulks];           // for the copies that load the CTA's part
-  Mailbox mail[2];                       // of even and odd steps: a CTA may be a step ahead
+  Mailbox mail[2];                       // of even and odd exchanges: a CTA may be one ahead
   Mailbox lists;                         // for the lists of candidates
   Mailbox gathered_mail;                 // for `gathered`, in the first CTA of the row
   uint64_t warp_values[kMaxCluster][2];  // two values of each warp, or of each CTA
@@ -34,8 +34,8 @@ struct SampleShared {
     Bins bins;
     uint64_t gathered[kMaxCandidates];  // keys and ids of all CTAs' candidates
   };
-  Bin group;  // the group of bins that find_bin_of_row() finds, then the bin
-  Bin found;
+  Bin group;  // the group of bins that find_bin_of_row() finds
+  Bin found;  // the bin in this group
   union {
     alignas(16) uint32_t candidates[kMaxCandidates];  // keys: the list of CTA 0, of CTA 1 ...
     uint64_t largest[kMaxCluster][kRowWarps];         // the two largest keys of each warp
@@ -58,8 +58,8 @@ struct SampleShared {
 
 static_assert(sizeof(SampleShared) <= 10 * 1024, "three CTAs of 16,128 elements must fit an SM");
 
-/// The dynamic shared memory that SampleRow needs for each CTA of the cluster: what that CTA sends
-/// in two steps.
+/// The dynamic shared memory that SampleRow::exchange needs for each CTA of the cluster: what that
+/// CTA sends in two steps.
 constexpr int kBytesOfRank = 2 * kValues * sizeof(uint64_t);
 
 /// -0 has the key of +0.
@@ -102,8 +102,9 @@ struct SumsOfCta {
   uint64_t before;
   uint64_t all;
 };
-/// For values whose sum is below 2^54. `of_warps` is shared memory. All threads of the CTA call it;
-/// a barrier is inside, and one is due before `of_warps` is written again.
+/// Adds up `own` over the threads; the sum must be below 2^54. `of_warps` is shared memory. All
+/// threads of the CTA call it; a barrier is inside, and one is due before `of_warps` is written
+/// again.
 __device__ inline SumsOfCta sums_of_cta(uint64_t own, uint64_t (&of_warps)[kMaxCluster][2]) {
   const uint64_t to_lane = sum_to_lane(own);
   const int lane = lane_of_thread();
@@ -208,8 +209,8 @@ struct SampleRow {
     return weight >= cut.min_weight ? weight : 0U;
   }
 
-  /// How far below the largest logit, at most, min-p may keep one: where the weight rounds to
-  /// `min_weight`, which is not 0.
+  /// The largest distance below the row's largest logit at which min-p may keep a logit. The weight
+  /// at this distance rounds to `min_weight`, which is not 0.
   __device__ float depth_of_min_p(uint32_t min_weight) const {
     const float distance = (30.0F - log2f(static_cast<float>(min_weight) - 0.5F)) / 32.0F;
     return __fdiv_rn(distance * 1.0001F + 1e-6F, scale.factor);

@@ -77,7 +77,8 @@ struct Bins {
   }
   /// The sum of a bin. That of the first bin lacks what lanes have added to words of their own.
   __device__ uint64_t sum(int bin) const { return low[bin] + (uint64_t{high[bin]} << 32); }
-  /// The lane's bin of a group. The sum over the lanes of a warp is the sum of the group.
+  /// The sum of the lane's bin of a group, and for the first group also the lane's own word of the
+  /// first bin. Added up over the lanes of a warp, this is the sum of the group.
   __device__ uint64_t sum_of_group(int group) const {
     return sum(group * kGroupBins + lane_of_thread()) + (group == 0 ? low[first_of_lane()] : 0U);
   }

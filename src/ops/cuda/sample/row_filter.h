@@ -52,7 +52,8 @@ class RowFilter {
     cut_ = sampling::keep_all(sampling::least_weight(row_.shared.min_p));
     if (kFromProbs || row_.p.joint) {
       const uint64_t all = count_row(row_);
-      // Without an output for the row, log-probabilities are listed, and sample() has checked it.
+      // A call without `out` only lists log-probabilities after sample(), which has checked the
+      // sum of the row already.
       if (kFromProbs && params_.out != nullptr && !sampling::sums_to_one(all, row_.largest)) {
         return SampleError::kProbabilities;
       }
@@ -174,7 +175,7 @@ class RowFilter {
   }
 
   /// Collects the num_top largest values of the row, in any order, in row_.shared.gathered of the
-  /// first CTA. Of equal values those with smaller ids come first.
+  /// first CTA. Of values that equal the smallest of these, those with smaller ids are taken.
   __device__ void gather_top() {
     row_.has_candidates = row_.has_all_candidates = false;
     Cut top = sampling::keep_all(0);

@@ -293,8 +293,8 @@ constexpr int32_t kMaxHeld = 24 * 1024;  // elements of a CTA: 96 KB, so that tw
 /// How launch_rows() divides rows.
 struct RowDivision {
   int max_cluster;        // CTAs of a row
-  int bytes_of_rank = 0;  // dynamic shared memory behind the part, for each CTA of the cluster
-  int32_t multiple = 8;   // the elements of a part are a multiple of it, which 8 divides
+  int bytes_of_rank = 0;  // shared memory behind a part, in bytes for each CTA of the cluster
+  int32_t multiple = 8;   // divides the number of elements of a part; a multiple of 8 itself
 };
 
 /// The grid for rows of `vocab` elements: a cluster of CTAs for each row, whose size depends on the

@@ -12,7 +12,7 @@ namespace {
 
 int32_t num_sms(Device device) { return device_facts(device.index).num_sms; }
 
-/// Whether the temperature of all rows is 0.
+/// Whether the options give all rows one temperature, which is 0.
 bool is_greedy(const SampleParams& p) {
   return p.temperature.each == nullptr && p.temperature.all == 0.0F;
 }
@@ -46,8 +46,8 @@ bool is_counted(const SampleParams& p, Device device) {
   return p.vocab > kMaxHeld && (!has_clusters(device) || p.num_rows > num_sms(device) / 2);
 }
 
-/// Whether stream_kernel() is faster than a cluster for each row. It needs about one row per SM.
-/// Filters that may keep more than its lists hold are left to clusters.
+/// Whether stream_kernel() is to draw from all rows. It is faster than a cluster for each row if
+/// there is at least one row per SM. If filters may keep more than its lists hold, clusters draw.
 bool is_streamed(const SampleParams& p, Device device) {
   if (p.from_probs || p.joint || p.vocab <= kMaxHeld) return false;
   constexpr float kLargeMinP = 0.02F;  // a min-p that keeps few tokens

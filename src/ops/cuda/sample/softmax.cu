@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// softmax() on CUDA: the CTAs of a cluster hold a row in their registers.
+// softmax() on CUDA: the CTAs of a cluster divide a row. Each CTA holds its part of the row in
+// registers or, if the part is too long for them, reads it three times.
 #include <cmath>
 #include <cstdint>
 
@@ -62,7 +63,7 @@ __device__ float reduce_cta(float value, Shared<kThreads>& shared, const Reduce&
 }
 template <int kThreads>
 __device__ float largest_of_cta(float value, Shared<kThreads>& shared) {
-  // fmaxf ignores NaN, which the sum keeps.
+  // fmaxf ignores NaN elements, but the sum of exponentials is NaN then, and so are all results.
   return reduce_cta(value, shared, [](float a, float b) { return fmaxf(a, b); });
 }
 template <int kThreads>
@@ -81,9 +82,9 @@ __device__ void open_mail(Shared<kThreads>& shared) {
   cluster_arrive_relaxed();
 }
 
-/// What this CTA multiplies its exponentials with, given its largest value and their sum. Each CTA
-/// takes exponentials of differences to the largest value of its own part, so that the CTAs of a
-/// row exchange values only once.
+/// This CTA's exponentials times this number are probabilities. `largest`: the largest value of the
+/// CTA's part; `sum`: the sum of its exponentials. A CTA takes exponentials relative to the largest
+/// value of its own part, not of the row, so that the CTAs of a row exchange values only once.
 template <int kThreads>
 __device__ float scale_of_part(float largest, float sum, float factor, Shared<kThreads>& shared) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -104,8 +105,8 @@ __device__ float scale_of_part(float largest, float sum, float factor, Shared<kT
   return exp2_fast((largest - of_row) * factor) / sum;
 }
 
-/// What is subtracted from the elements of a part. It is 0 if all are -infinity, so that these add
-/// 0 to the sum and not NaN.
+/// What is subtracted from the elements of a part before exponentials are taken: the largest of
+/// them, or 0 if all are -infinity, so that they add 0 to the sum and not NaN.
 __device__ inline float base_of(float largest) { return largest == -INFINITY ? 0.0F : largest; }
 
 /// log2(e) / temperature of a row.
@@ -124,7 +125,8 @@ class PartOut {
         count_(count),
         by_word_((reinterpret_cast<uint64_t>(out_) & 15) == 0) {}
 
-  /// Stores elements i to i + kCount - 1. i is a multiple of kCount, the elements of a word.
+  /// Stores elements i to i + kCount - 1 of the part, as one word if possible. i is a multiple of
+  /// kCount.
   template <int kCount>
   __device__ void store(int i, const float (&values)[kCount]) const {
     if (by_word_ && i + kCount <= count_) {

@@ -17,19 +17,20 @@
 namespace flashplan::cuda {
 namespace {
 
-constexpr int kValues = 2;  // values that a CTA sends in a step
+/// How many values a CTA sends to each CTA of its cluster in a step of Exchange.
+constexpr int kValues = 2;
 
 /// The shared memory of a CTA. From `rejected` on, its members have equal values in all CTAs of a
 /// cluster.
 struct Shared {
   Mailbox mail[2];
-  alignas(16) uint64_t values[2][kMaxCluster][kValues];  // what each CTA sends, for two steps
+  alignas(16) uint64_t values[2][kMaxCluster][kValues];  // what each CTA sent in the last two steps
   uint64_t warp_values[kRowWarps][kValues];
   Rejected rejected[kMaxDrafts];
   int32_t tokens[kMaxDrafts];
   int32_t parents[kMaxDrafts];
   int32_t nodes[kMaxDrafts];           // accepted nodes
-  bool is_accepted_first[kMaxDrafts];  // unless a draft of the same parent was rejected
+  bool is_accepted_first[kMaxDrafts];  // by draft: accepted if no sibling was rejected before it
 };
 static_assert(sizeof(Shared) <= 16 * 1024);
 
@@ -140,8 +141,8 @@ class Verifier {
     return found.key != kKeyOfMisfit && sampling::sums_to_one(found.sum, 1.0F);
   }
 
-  /// Subtracts a draft's distribution from the row, whose sum is `sum`. False: the target's or the
-  /// draft's row is no distribution.
+  /// Subtracts a draft's distribution from the target's row, whose values sum to `sum`. False: the
+  /// target's or the draft's row is no distribution.
   __device__ bool reject(int32_t draft, float sum) {
     if (part_.num_rejected == 0 && !load_target()) return false;
     float largest = 0.0F;

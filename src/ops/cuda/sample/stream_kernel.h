@@ -29,7 +29,8 @@ class SampleStream : SampleList<kDType> {
   using Base::Base;
 
   /// Draws and writes the token. Returns false, and writes nothing, if the row has an error, or if
-  /// more elements may be kept than can be found in this way; draw_row() then draws or reports.
+  /// its filters may keep more elements than the lists hold and cannot be applied without lists.
+  /// The caller then draws the token or reports the error by draw_from_cluster().
   __device__ bool run() {
     if (threadIdx.x == 0) {
       row_.part.prefetch(kPrefetched);
@@ -84,7 +85,7 @@ class SampleStream : SampleList<kDType> {
   static constexpr int32_t kProbed = kRowWarps * RowPart<kDType, false>::kBlock;
   static constexpr int32_t kPrefetched = 3 * kProbed;  // keeps memory busy during probe()
 
-  /// Finds a bound for the list in the row's first elements. False if the list would be too long.
+  /// Finds a bound for the list in the row's first elements. False if the row has too few elements.
   __device__ bool probe() {
     if (row_.part.count() < kProbed) return false;
     float largest = -INFINITY;
@@ -106,9 +107,9 @@ class SampleStream : SampleList<kDType> {
       bound_ = sampling::value_of(row_.most) - min_p_depth_;
     }
     if (top_k_ > kMostStreamedTopK) return true;
-    // The least key of the range that is found is reached by the largest elements of at least top_k
-    // words, so by at least top_k elements. Words far below the largest one count as one key, so
-    // that the other words are divided into narrow ranges.
+    // At least top_k words have a largest element that reaches the least key of the range that is
+    // found, so at least top_k elements reach it. Keys more than kSpan below the row's largest key
+    // found so far count as one key, so that the others are divided into narrow ranges.
     constexpr int kNumWords = kProbed / kVec;
     constexpr uint32_t kSpan = 1U << 26;  // a range of keys: eight powers of two
     const uint32_t low = row_.most - min(row_.most - least, kSpan);
@@ -152,7 +153,7 @@ class SampleStream : SampleList<kDType> {
         [&](int /*block*/) {
           if (cut_.min_weight == 0) return;
           const uint32_t most = __reduce_max_sync(~0U, key_of(largest));
-          // The other warps of the CTA raise their bounds by it after each of their blocks.
+          // After each of its blocks, a warp raises its bound to what `most` of all warps allows.
           if (lane_of_thread() == 0) atomicMax(&row_.shared.most, most);
           const uint32_t of_all = *static_cast<volatile uint32_t*>(&row_.shared.most);
           bound = fmaxf(bound, sampling::value_of(of_all) - min_p_depth_);

@@ -30,23 +30,23 @@ constexpr int kTriesAtOnce = 4;
 
 /// How many elements of the last bin a list has room for. The other bins reach at least up to the
 /// largest of the elements that a CTA reads first, a fourteenth of a row of 128,256 elements. If
-/// the order of elements is random, more than 256 are larger than that one in 5 of 10^9 rows.
+/// the order of elements is random, only 5 of 10^9 rows have more than 256 larger elements.
 constexpr int kMostAboveBins = 256;
 
 /// The shared memory of a CTA, at the same place in all CTAs of a cluster.
 struct CountedShared {
   PlainShared plain;
-  Mailbox bounds_mail[2];                                          // of even and odd steps
+  Mailbox bounds_mail[2];                                          // for even and odd exchanges
   alignas(8) uint32_t bins[kValueBins + ValueBins<false>::kRest];  // sums of this CTA's part
   float above[kRowThreads];  // the mass above the bins of each thread
   float warp_sums[kRowWarps];
   uint64_t listed[kMostAboveBins];  // keys and ids of the elements of the last bin
-  uint64_t groups[kGroups];         // sums of the groups of a histogram
+  uint64_t groups[kGroups];         // sums of groups of bins (find_bin())
   uint32_t num_listed;  // elements of the last bin, also those without a place in `listed`
   sampling::RandomPair randoms[sampling::kMostTries];
   uint64_t tokens[kTriesAtOnce];  // key and, in the low half, id of each tried token
   uint32_t verdicts[kTriesAtOnce];
-  alignas(16) uint64_t bounds[2][kMaxCluster][2 * kTriesAtOnce];  // of two steps, by CTA and try
+  alignas(16) uint64_t bounds[2][kMaxCluster][2 * kTriesAtOnce];  // of two exchanges, by CTA, try
 };
 
 template <DType kDType, bool kFromProbs>

@@ -19,7 +19,7 @@ __device__ inline int share_of_rank() {
 }
 
 /// How many entries of its list a CTA sends: its candidates, and unused ones up to a multiple of
-/// 4, since a message has 16 bytes. None if they are more than its share.
+/// 4, since a message has 16 bytes. 0 if the CTA has more candidates than its list has room for.
 __device__ inline int sent_of(int num_candidates) {
   return num_candidates <= share_of_rank() ? (num_candidates + 3) / 4 * 4 : 0;
 }
@@ -63,7 +63,8 @@ __device__ void gather_candidates(Row& row, const Range& range) {
   __syncthreads();
   if (row.lists_have_bins) row.exchange.receive();  // all CTAs have read the bins
   row.lists_have_bins = false;
-  const auto num_own = static_cast<int>(row.shared.num_candidates);  // too low if not all fit
+  // If not all candidates fit, num_own is larger than `share`, but may be less than their number.
+  const auto num_own = static_cast<int>(row.shared.num_candidates);
   const bool fits = num_own <= share;
   if (!fits) find_extremes<kByValue>(row, range);
   const int num_sent = sent_of(num_own);

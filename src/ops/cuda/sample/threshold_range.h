@@ -10,7 +10,8 @@
 
 namespace flashplan::cuda {
 
-/// The sum of bins that the filter wants, plus or minus the largest error of that sum.
+/// The number of elements (top-k) or the mass in units of the bins (top-p) that the filter wants,
+/// plus or minus the largest error of the sum of bins that is compared with it.
 template <bool kFromProbs>
 __device__ double wanted_of_bins(const SampleParams& p, int32_t row,
                                  const CountedRow<kFromProbs>& counted, double sign_of_error) {
@@ -66,10 +67,10 @@ __device__ Range range_of_threshold(const SampleParams& p, int32_t row,
       high == kValueBins - 1 ? INFINITY : counted.bins.value_of(static_cast<float>(high) + 1.1F)};
 }
 
-/// Narrows a range of keys to those of one of 8,192 bins, at which the number of a row's elements
-/// from the largest key down reaches `wanted`. Masked elements, which may be most of the row, are
-/// not counted. If no bin reaches `wanted`, it is the lowest. It is not inlined, so that its
-/// registers make no other loop spill.
+/// Divides a range of keys into 8,192 bins, and returns the keys of one bin: the one in which the
+/// number of the row's elements, counted from the largest key down, reaches `wanted`, or the lowest
+/// bin if none does. Masked elements, which may be most of the row, are not counted. The function
+/// is not inlined, so that its registers make no other loop spill.
 template <DType kDType>
 __device__ __noinline__ KeyRange divide_by_counts(RowPart<kDType, false> row, KeyRange keys,
                                                   uint64_t wanted, CountedShared& shared,

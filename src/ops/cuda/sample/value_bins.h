@@ -10,9 +10,9 @@
 
 namespace flashplan::cuda {
 
-/// A bin is divided into parts. Over so small a range the weight grows linearly, so an element in
-/// the first part of a bin adds a number `one`, and an element n parts above it adds n more. The
-/// first and the last bin also have what lies beyond them.
+/// A bin is divided into parts. Within one bin the weight grows about linearly, so an element n
+/// parts above the first part of its bin adds n more to the bin's sum than an element in the first
+/// part. The first bin also has all values below it, and the last bin all values above it.
 ///
 /// Logits: equal ranges, 353 for each power of two of the weight, five powers of two above a base
 /// and 18 below it. Probabilities: 256 bins for each power of two from 2^-31 on.
@@ -72,8 +72,8 @@ class ValueBins {
     return static_cast<uint32_t>(static_cast<float>(sum) / middle + 0.5F);
   }
 
-  /// Where x lies, in units of bins: the whole part is the number of the bin, unless x is beyond
-  /// the last one. It is 0 for probabilities, whose bins do not depend on a base.
+  /// Where x lies, in units of bins: rounded down, it is the number of the bin, unless x is outside
+  /// of all bins. It is 0 for probabilities, whose bins do not depend on a base.
   __device__ float place_of(float x) const {
     return kFromProbs ? 0.0F : sampling::fused(x, slope_, offset_) * kBinsOfRange;
   }
@@ -116,7 +116,7 @@ class ValueBins {
   static constexpr int kFirst = 24576;
   static constexpr uint32_t kGrowth = 510;  // logits: weights grow by 1 / kGrowth from bin to bin
   static constexpr uint32_t kOne = kFromProbs ? 8192 : kGrowth << kLogParts;
-  // Bits that amount_of_part() adds. Probabilities: of the mantissa. Logits: the part of the bin.
+  // Bits that amount_of_part() adds. Probabilities: of the mantissa. Logits: the part in its bin.
   static constexpr uint32_t kMask = kFromProbs ? 8191 : (1U << kLogParts) - 1;
   static constexpr auto kLast = static_cast<float>((1 << kLogParts) - 1);
   static constexpr float kOfOctave = kGrowth * 0.693147181F;

@@ -47,14 +47,15 @@ class Residual {
         row_(params.p.target_row(request, -1)),
         part_(make_part()) {}
 
-  /// Begins with the target's row after a draft. It is not loaded yet.
+  /// Takes the target's row after draft `node` (-1: before all drafts). Does not load it yet.
   __device__ void begin_row(int32_t node) {
     row_ = params_.p.target_row(request_, node);
     num_rejected = 0;
     part_ = make_part();
   }
 
-  /// Calls body(value) for the target's values.
+  /// Loads this CTA's part of the target's row, from which nothing is subtracted yet, and calls
+  /// body(value) for each value.
   template <class Body>
   __device__ void load(const Body& body) {
     num_rejected = 0;
@@ -71,7 +72,7 @@ class Residual {
     if (kHeld) part_.set(i, value);
   }
 
-  /// The value of any id, from memory.
+  /// The value of any id, also outside of this CTA's part: computed from the row in global memory.
   __device__ float of_id(int32_t id) const { return reduced(probability<kDType>(row_, id), id); }
 
   int32_t num_rejected = 0;

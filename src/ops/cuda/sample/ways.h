@@ -12,17 +12,17 @@
 
 namespace flashplan::cuda {
 
-/// Without filters, or the largest logits. A row has at most kMostEntries blocks.
+/// Draws without filters, or takes each row's largest logit. A row has at most kMostEntries blocks.
 template <DType kDType>
 Status sample_plain(const SampleParams& p, Device device, Stream stream) noexcept;
-/// With top-p or a large top-k alone, or without filters. is_countable() is true.
+/// Draws with top-p or a large top-k alone, or without filters. is_countable() must be true.
 template <DType kDType>
 Status sample_counted(const SampleParams& p, Device device, Stream stream) noexcept;
-/// From logits, with filters that are likely to keep few tokens: one CTA for each row reads it
-/// without holding it.
+/// Draws from logits, with filters that are likely to keep few tokens: one CTA for each row reads
+/// the row without holding it.
 template <DType kDType>
 Status sample_stream(const SampleParams& p, Device device, Stream stream) noexcept;
-/// With any filters: a cluster keeps the row.
+/// Draws with any filters: a cluster keeps the row.
 template <DType kDType>
 Status sample_cluster(const SampleParams& p, Device device, Stream stream) noexcept;
 

@@ -184,8 +184,8 @@ class MlaConsumer {
     wait_and_release<0>(block + 1);
   }
 
-  /// Computes both blocks for warpgroup 1, which owns block n + 1, if there is one. It weighs that
-  /// block while the product of block n runs.
+  /// Computes blocks n and n + 1 of the tile for warpgroup 1, which owns block n + 1, if there is
+  /// one. It weighs block n + 1 while the product of block n runs.
   FLASHPLAN_DEVICE void attend_second(const Sm90Context& context, int32_t n, int32_t count) {
     const uint32_t block = uniform_block();
     const bool owns = n + 1 < count;
@@ -257,8 +257,8 @@ class MlaConsumer {
     if (n + 2 >= count) release(smem_.q_empty());
     return raised;
   }
-  /// One bit for each of this thread's columns of a block: whether the cache has the key that its
-  /// entry in the list names.
+  /// One bit for each of this thread's columns of a block: whether the cache has the key that the
+  /// column's entry in the query's list of keys (AttentionParams::lists) names.
   FLASHPLAN_DEVICE uint32_t found_columns(uint32_t block) const {
     static_assert(S::kTileKv == 64);
     if (S::kHasValues || p_.lists.slots == nullptr) return 0xffffffffU;
@@ -391,8 +391,8 @@ class MlaConsumer {
   float o_[S::kHalfDims / 2] = {};
   uint32_t weights_[S::kTileKv / 16][4] = {};
   uint32_t block_ = 0;  // the number of the next block in the queue
-  // Bit 0: whether an odd number of tiles with steps was begun; bit 1: whether an odd number of
-  // states was.
+  // Bit 0: the parity of the number of tiles with steps that were begun, which is that of the next
+  // q_full() phase. Bit 1: the parity of the number of states that were computed.
   uint32_t parities_ = 0;
 };
 

@@ -18,13 +18,14 @@ class MlaEpilogue {
                                int thread)
       : p_(p), output_(p), smem_(smem), warpgroup_(warpgroup), thread_(thread) {}
 
-  /// The state of each of this thread's two rows: the factor of o, and the lse.
+  /// The state of each of this thread's two rows: the factor by which o is multiplied, and the lse.
   struct State {
     float scale[2];
     float lse[2];
   };
-  /// Adds up the sums of weights of both warpgroups, which have the same shifts. `sums`: of this
-  /// thread's columns in its two rows. `number`: the number of the state in the queue.
+  /// Adds up the sums of weights of both warpgroups, which use the same shifts. `sums`: over this
+  /// thread's columns in its two rows. `number`: how many states of the queue came before this one,
+  /// or the parity of that.
   FLASHPLAN_DEVICE State state(const float (&sums)[2], const float (&shifts)[2],
                                uint32_t number) const {
     float own[2];
@@ -95,9 +96,9 @@ class MlaEpilogue {
     }
   }
 
-  /// Arrives at the merge of a tile that has written `written` of its `planned` states: fewer if,
-  /// in a batch-invariant plan, the real length is shorter. `is_final`: this is the last tile of
-  /// the queue.
+  /// Arrives at the merge of a tile that has written `written` of its `planned` states. In a
+  /// batch-invariant plan it has written fewer than planned if the real kv length is below the
+  /// planned one. `is_final`: this is the last tile of the queue.
   FLASHPLAN_DEVICE void arrive(const Sm90Context& context, int32_t written, int32_t planned,
                                bool is_final) const {
     if (written < planned) write_missing(context, written, planned);
@@ -215,12 +216,13 @@ class MlaEpilogue {
     if (first_row >= rows.num_rows) return;
     static_assert(S::kConsumerWarps * 8 * 128 <= S::kWeightsBytes);
     const uint32_t memory = smem_.weights() + (warpgroup_ * 4 + thread / 32) * 8 * 128;
-    // The address of chunk lane / 8 of row lane % 8; XOR with 64 gives that of chunk lane / 8 + 4.
+    // Of the 128 staged bytes of row lane % 8, the 16 bytes number lane / 8. XOR with 64 gives the
+    // address of the 16 bytes number lane / 8 + 4.
     const uint32_t own = memory + lane % 8 * 128 + (((lane / 8) ^ lane) % 8 << 4);
     const auto pair = [&](int i, int half) {
       return Element<S::kQ>::pack(o[4 * i + 2 * half], o[4 * i + 2 * half + 1]);
     };
-    // Lane r computes the address of row r; other lanes read it by a shuffle.
+    // Lane r computes the address, in o, of the warp's row r; other lanes get it by a shuffle.
     const int own_row = min(first_row + lane % 16, rows.num_rows - 1);
     const auto* address = reinterpret_cast<const unsigned char*>(
         static_cast<uint16_t*>(p_.tensors.o.data) + OutputRow(p_, rows, kv_head, own_row).o(p_) +

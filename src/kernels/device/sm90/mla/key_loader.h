@@ -16,8 +16,8 @@ class MlaKeyWarp {
       : p_(p), smem_(smem), lane_(static_cast<int>(threadIdx.x) % 32) {}
 
  protected:
-  /// The keys of a block: [key, key + count). No row sees the first num_hidden ones; this number
-  /// may be negative.
+  /// The keys of a block: [key, key + count). No query of the tile sees the first num_hidden keys;
+  /// this number may be negative.
   struct Block {
     int32_t key;
     int32_t count;
@@ -30,7 +30,7 @@ class MlaKeyWarp {
   struct Keys {
     int32_t begin;
     int32_t end;
-    int32_t first_seen;  // the first key that any row sees
+    int32_t first_seen;  // the first key that any query of the tile sees
     int32_t kv_row;  // the segment's row of the page table or lists, or first row of ragged keys
     int32_t qo_len;  // query tokens of the segment
     int32_t row_tile;
@@ -40,9 +40,9 @@ class MlaKeyWarp {
 
   /// Calls fill(block, its number in the queue, what request(block) has returned) for each block of
   /// the queue. Before that it calls prefetch() for the next block of the tile, and request() for
-  /// the one after it. The row tiles of a request are computed at about the same time, so each one
-  /// prefetches every other block for all of them. Where a request has one row tile, nothing is
-  /// prefetched, because prefetches would add a tenth to the time (docs/tuning/sm90-mla.md).
+  /// the one after it. The row tiles of a request are computed at about the same time, so even row
+  /// tiles prefetch even blocks, and odd ones odd blocks, for all of them. Where a request has one
+  /// row tile, nothing is prefetched: it would add a tenth to the time (docs/tuning/sm90-mla.md).
   template <typename Request, typename Prefetch, typename Fill>
   FLASHPLAN_DEVICE void for_each_block(Request request, Prefetch prefetch, Fill fill,
                                        const uint32_t* queue_word = nullptr) {
@@ -68,7 +68,7 @@ class MlaKeyWarp {
   }
   /// Calls begin_tile(i) before it waits for the record of tile i, also for a tile without blocks
   /// and for the record that marks the end. For a tile with blocks it then calls fill_blocks(its
-  /// keys, its context, block_at), where block_at(key) returns the block that begins with a key.
+  /// keys, its context, block_at), where block_at(key) returns the block that begins at `key`.
   /// `queue_word`: this lane's word of QueueStart, or null.
   template <typename BeginTile, typename FillBlocks>
   FLASHPLAN_DEVICE void for_each_tile(BeginTile begin_tile, FillBlocks fill_blocks,
@@ -103,9 +103,9 @@ class MlaKeyWarp {
     }
   }
 
-  /// The keys of the first tile, which follow from QueueStart, so that they are requested before
-  /// another warp has finished the tile's record. It is called only if the run reads no lengths on
-  /// the device (kv_lens), which would replace the planned ones.
+  /// The keys of the first tile, computed from QueueStart. So they are requested before another
+  /// warp has finished the tile's record. This is called only if the run reads no lengths on the
+  /// device (kv_lens), which would replace the planned ones.
   FLASHPLAN_DEVICE Keys first_keys(uint32_t queue_word) const {
     // The member of QueueStart at an offset in bytes.
     const auto word = [&](int offset) {
@@ -200,7 +200,7 @@ class MlaBoxLoader : MlaKeyWarp<S> {
   using Base::p_;
   using Base::smem_;
 
-  /// Whether some row sees some key of a box.
+  /// Whether some query of the tile sees some key of the box that begins at row `row` of the block.
   FLASHPLAN_DEVICE bool is_seen(const Block& block, int row) const {
     return row + p_.maps.box_rows > block.num_hidden;
   }
@@ -230,8 +230,8 @@ class MlaBoxLoader : MlaKeyWarp<S> {
   FLASHPLAN_DEVICE void fill(const Block& block, uint32_t number, int row, int32_t id) {
     const int box_rows = p_.maps.box_rows;
     const bool has_box = row < block.count;
-    // A box without a page lies outside of the map, and becomes zeros. So does one that no row
-    // sees: its page may belong to another request.
+    // A box without a page is requested from outside of the map, and so becomes zeros. So does a
+    // box whose keys no query sees: its page may belong to another request.
     Base::report_pages(!has_box || !is_seen(block, row) || is_on_page(id));
     const int page = is_seen(block, row) && is_on_page(id) ? id : -1;
     const int group = group_of(block, row);

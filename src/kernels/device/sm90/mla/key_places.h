@@ -20,7 +20,8 @@ struct KeyPlace {
 
 /// Finds in which row of the cache a key lies: by a page table, by a list of keys, or in ragged
 /// tensors. This takes two calls: request() starts to load an id from memory, and find() takes this
-/// id. `kv_row`: of the request's segment; `key`: number of the key in its request.
+/// id. `kv_row`: the request's row of the page table or lists, or its first row of ragged keys.
+/// `key`: number of the key in its request.
 class KeyPlaces {
  public:
   explicit FLASHPLAN_DEVICE KeyPlaces(const AttentionParams& p) : p_(p) {}

@@ -17,8 +17,9 @@ namespace flashplan::device {
 /// at the first branch of a loop, unless the loop begins and goes on with the same loads under way.
 ///
 /// Ids of pages, or entries of a list, are copied to shared memory two blocks ahead, since loads to
-/// registers would be waited for together with the rows. Loads have no condition, for the reason
-/// that MlaStagedLoader gives: rows that do not exist are loaded from a query.
+/// registers would be waited for together with the rows. Loads have no condition, because at its
+/// branch the compiler would wait for all loads under way. So rows that do not exist are loaded
+/// from a query, and replaced by zeros later.
 template <typename S>
 class MlaPairLoader : MlaWideningWarp<S> {
   static_assert(S::kPairs);
@@ -113,9 +114,9 @@ class MlaPairLoader : MlaWideningWarp<S> {
       scales_ = __uint_as_float(load_global_4(row + Widening::kContentDims + lane() / kRows * 4));
     }
   }
-  /// Loads the right half of the rows. By a number that is 0, its address depends on what
-  /// load_left() has loaded. So the left half is there before these loads begin, and uses of it do
-  /// not wait for them.
+  /// Loads the right half of the rows. `zero`, which is 0, is computed from what load_left() has
+  /// loaded, and added to the address. So the left half is there before these loads begin, and its
+  /// uses do not wait for them.
   FLASHPLAN_DEVICE void load_right(const Rows& rows) {
     const uint32_t zero = left_[0].x & static_cast<uint32_t>(Base::warp_ / S::kWideningWarps);
     const unsigned char* from = Base::content(rows, 0) + S::kHalfDims + zero;
@@ -152,7 +153,7 @@ class MlaPairLoader : MlaWideningWarp<S> {
     float scale = 1.0F;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      if (i % 2 == 0) scale = Base::scale_of(scales, 0, part * kItems + i);  // of two items
+      if (i % 2 == 0) scale = Base::scale_of(scales, 0, part * kItems + i);  // for two items
       Base::store_widened(to + Base::place_in_half(0, i), items[i], scale);
     }
   }

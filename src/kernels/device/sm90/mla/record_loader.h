@@ -43,9 +43,10 @@ class MlaRecordLoader {
     }
   }
 
-  // run() in three steps, for a warp that has other work between them.
+  // The three steps of run(), for a warp that has other work between them.
 
-  /// Takes the bounds of the queue and the records of its first tiles.
+  /// Takes the bounds of the queue, and stores the records of its first tiles in shared memory.
+  /// `word`: this lane's word of QueueStart.
   FLASHPLAN_DEVICE void begin_queue(uint32_t word) {
     queue_begin_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, RecordWords::kBegin));
     num_tiles_ =
@@ -110,7 +111,8 @@ class MlaRecordLoader {
     const WorkTile& tile = context.tile;
     num_states = 1;
     if (tile.merge >= 0) {
-      // One thread reads both when the tile ends, and would otherwise wait for memory.
+      // When the tile ends, one thread reads the merge and its counter. Without these prefetches
+      // it would wait for memory.
       prefetch_l2(counter_of(p_, tile.merge));
       prefetch_l2(p_.schedule.merges + tile.merge);
       if (p_.schedule.chunk_kv > 0) {

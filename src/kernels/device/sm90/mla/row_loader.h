@@ -65,7 +65,7 @@ class MlaRowLoader : MlaKeyWarp<S> {
   struct Source {
     const unsigned char* row;
     const unsigned char* tail;
-    bool is_seen;  // some row of the tile sees the key
+    bool is_seen;  // some query of the tile sees the key
     bool exists;   // is_seen, and the cache has the key
   };
   FLASHPLAN_DEVICE Source source(const Block& block, int32_t id) const {
@@ -142,8 +142,8 @@ class MlaRowLoader : MlaKeyWarp<S> {
     return group * Tile::kGroupBytes + Tile::offset(i % 2 * 4 + lane_ / 8, lane_ % 8);
   }
 
-  /// Copies a part of a block. `rows`: where this lane's 16 bytes of the rows that it copies begin;
-  /// `own_tail`: where the tail of the row that it has looked up begins.
+  /// Copies a part of a block. `rows`: for each row that this lane helps to copy, where the lane's
+  /// 16 bytes begin. `own_tail`: where the tail of the row that this lane has looked up begins.
   FLASHPLAN_DEVICE void copy(const unsigned char* const (&rows)[kCopies],
                              const unsigned char* own_tail, uint32_t existing, uint32_t number,
                              int part) const {

@@ -14,7 +14,7 @@ namespace flashplan::device {
 /// every block, and copies them to the other one.
 template <typename Choices, bool kPairs_ = false>
 struct MlaShape : Choices {
-  // Whether keys have 8 bits in memory. The whole producer then widens them to the dtype of q.
+  // Whether keys have 8 bits in memory. Then all producer warps widen them to the dtype of q.
   static constexpr bool kWidens = Choices::kKv != Choices::kQ;
   static constexpr bool kPairs = kPairs_;
   static_assert(kWidens || !kPairs);
@@ -70,8 +70,8 @@ struct MlaShape : Choices {
   static constexpr int kConsumerBarrier = 3;
   static constexpr int kOwnBarrier = 4;
 
-  /// The row, in the work tile, of a consumer thread's accumulators: each thread has two rows.
-  /// `first` is 0, as both warpgroups have all rows.
+  /// The row, among this CTA's rows of the work tile, of a consumer thread's accumulators: each
+  /// thread has two rows (`half` 0 and 1). `first` is 0, as both warpgroups have all of these rows.
   static FLASHPLAN_DEVICE int row(int first, int thread, int half) {
     return first + thread / 32 * 16 + half * 8 + thread % 32 / 4;
   }

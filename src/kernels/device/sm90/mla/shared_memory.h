@@ -90,7 +90,8 @@ struct alignas(1024) MlaSharedMemory {
   float sums[2][S::kWarpgroups][S::kTileQ];
   int32_t num_states[S::kContexts];
   alignas(64) Sm90Context contexts[S::kContexts];
-  // Ids that find the keys which MlaPairLoader looks up next, one for each lane (KeyPlaces).
+  // For each lane of MlaPairLoader's warps: the page id, or entry of a list, of the key that the
+  // lane looks up next (KeyPlaces::find()).
   int32_t ids[S::kPairs ? S::kWideningWarps : 1][32];
   // Tensor maps and wgmma need tiles at multiples of 1024 bytes: the permutation of 16-byte groups
   // follows from address bits.
@@ -171,7 +172,7 @@ struct MlaSmem {
   FLASHPLAN_DEVICE uint32_t shift(int row) const {
     return base + FLASHPLAN_OFFSET_OF(Memory, shift) + row * 4;
   }
-  /// `number`: the number of the state in the queue.
+  /// `number`: how many states of the queue came before this one, or the parity of that.
   FLASHPLAN_DEVICE uint32_t sum(uint32_t number, int warpgroup, int row) const {
     return base + FLASHPLAN_OFFSET_OF(Memory, sums) +
            ((number % 2 * S::kWarpgroups + warpgroup) * S::kTileQ + row) * 4;

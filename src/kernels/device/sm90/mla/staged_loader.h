@@ -19,14 +19,14 @@ namespace flashplan::device {
 ///   logits alone, so it is empty when the left part is. So the copies of a block are often under
 ///   way while the block before is widened.
 ///
-/// Each lane copies the bytes that it will widen itself. An item of 8 rows and 64 dims has 512 raw
-/// bytes, those of lane i at 16 * i, so that neither copies nor loads meet in a bank. Raw items lie
-/// in the second half of the memory that widened ones take. The widened items of the warp's first 8
-/// rows lie before all raw items. Those of its second 8 rows overwrite the raw items of the first 8
-/// rows, which are not needed any more, and their own raw items, all of which a warp loads before
-/// it stores any. Scales lie where the first widened items come. So do page ids, or entries of a
-/// list, for a block that comes two blocks later: if these were loaded to registers, the compiler
-/// would wait for them together with the right half.
+/// Each lane copies the bytes that it will widen itself. 8 rows by 64 dims have one item for each
+/// lane, 512 raw bytes in all. The item of lane i lies at 16 * i, so that neither copies nor loads
+/// meet in a bank. Raw items lie in the second half of the memory that widened ones take. The
+/// widened items of the warp's first 8 rows lie before all raw items. Those of its second 8 rows
+/// overwrite the raw items of the first 8 rows, which are not needed any more, and their own raw
+/// items, all of which a warp loads before it stores any. Scales lie where the first widened items
+/// come. So do page ids, or entries of a list, for a block that comes two blocks later: if these
+/// were loaded to registers, the compiler would wait for them together with the right half.
 ///
 /// The compiler places the waits for loads to registers. At a branch it waits for all loads that
 /// are under way at once, so loads have no condition: rows that do not exist are loaded from a
@@ -64,7 +64,7 @@ class MlaStagedLoader : MlaWideningWarp<S> {
   using Base::rows_;
   using Base::smem_;
 
-  static constexpr int kRawBytes = 32 * 16;  // raw bytes of an item, of all lanes
+  static constexpr int kRawBytes = 32 * 16;  // raw bytes of one item of each lane
   static_assert(2 * kRawBytes == S::Half::kBlockBytes && 2 * kRawBytes == S::Tail::kGroupBytes);
 
   /// Fills this warp's rows of the slot of block `number`, whose raw left half is under way. It is
@@ -142,8 +142,8 @@ class MlaStagedLoader : MlaWideningWarp<S> {
   FLASHPLAN_DEVICE uint32_t id_memory(uint32_t number) const {
     return Base::own_half(number, 0) + kRows * 16 + lane() * 4;
   }
-  /// Starts to copy the left half, the tail, the scales, and the ids that find() needs for a block
-  /// that is filled two blocks later, as one group of copies.
+  /// Starts one group of copies: the left half, tails and scales of block `number`, and the ids
+  /// that find() needs for block `later`, which comes two blocks after it.
   FLASHPLAN_DEVICE void copy_left(uint32_t number, const Rows& rows, const Block& later) const {
     const uint32_t to = raw_half(number);
 #pragma unroll
@@ -228,7 +228,7 @@ class MlaStagedLoader : MlaWideningWarp<S> {
     float scale = 1.0F;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      if (i % 2 == 0) scale = Base::scale_of(scales_[part], group, i);  // of two items
+      if (i % 2 == 0) scale = Base::scale_of(scales_[part], group, i);  // for two items
       Base::store_widened(to + Base::place_in_half(group, i), items[i], scale);
     }
   }

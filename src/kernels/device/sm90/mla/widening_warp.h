@@ -20,9 +20,10 @@ namespace flashplan::device {
 /// finds out about all 64 rows whether they exist: the upper lanes of a warp look up the rows of
 /// warp w of the other CTA.
 ///
-/// Lanes widen items of 16 numbers of a row. Of each 8 rows and 64 dims, lane i has one item, in
-/// row i / 4. So all that a lane loads and stores lies at fixed distances from two addresses in the
-/// cache and one in shared memory.
+/// An item is 16 neighbouring dims of a row, which one lane widens. Of each 8 rows by 64 dims, lane
+/// i has the item of row i / 4 that begins at dim i % 4 * 16. So a lane needs few addresses: in the
+/// cache, its items of a row lie 64 dims apart, and in shared memory, its widened items lie at
+/// fixed distances from the first one (`place_`).
 template <typename S>
 class MlaWideningWarp : protected MlaKeyWarp<S> {
   using Base = MlaKeyWarp<S>;
@@ -53,10 +54,10 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
 
   /// The rows of a block that the warp has.
   struct Rows {
-    // Lane i < kRows: row i; lane kRows + i: the tail of row i.
+    // In lane i < kRows: the address of row i; in lane kRows + i: the address of its tail.
     const unsigned char* own;
-    // Bit i < kRows: whether row i exists; others become zeros. In pairs, bit 16 + i: row i of the
-    // warp of the other CTA.
+    // Bit i < kRows: whether row i exists: a query sees its key, which is in the cache. Rows that
+    // do not exist become zeros. In pairs, bit 16 + i tells this of row i of the other CTA's warp.
     uint32_t existing;
   };
 
@@ -110,8 +111,8 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
     return S::kPairs ? static_cast<int>(uniform(cluster_rank())) * kRowsOfCta : 0;
   }
 
-  // The next functions are called wherever their results are used: no register is left to keep
-  // them.
+  // The next functions are called anew wherever their results are used, because no register is left
+  // to keep the results in.
   /// The mask tells the compiler that lanes are not negative, which saves instructions. Without
   /// pairs it costs a register too many: numbers are then spilled in the loop.
   FLASHPLAN_DEVICE int lane() const { return S::kPairs ? opaque(lane_) & 31 : opaque(lane_); }
@@ -121,7 +122,7 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
   }
   /// The row of a group that this lane widens.
   FLASHPLAN_DEVICE int loaded_row() const { return lane() / 4; }
-  /// Which 16 numbers of each 64 this lane widens.
+  /// Which 16 of each 64 dims this lane widens.
   FLASHPLAN_DEVICE int chunk() const { return lane() % 4; }
 
   FLASHPLAN_DEVICE int32_t request(const Block& block) const {
@@ -166,8 +167,8 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
 #pragma unroll
     for (int byte = 0; byte < kRowBytes; byte += 128) prefetch_l2(from + min(byte, last));
   }
-  /// content(): where this lane's items of a group of rows begin; tail(): where those of the tail
-  /// begin.
+  /// Addresses in the cache for a group of 8 rows. content(): this lane's first item of its row;
+  /// tail(): this lane's item of the row's tail.
   FLASHPLAN_DEVICE const unsigned char* content(const Rows& rows, int group) const {
     return shuffled_pointer(rows.own, loaded_row() + 8 * group) + chunk() * 16;
   }
@@ -187,8 +188,8 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
         static_cast<uint8_t>(rows.existing >> (S::kPairs ? 16 : 8) * lane());
   }
   /// Announces what the warp has stored to a part of a slot. In pairs, the warp also copies these
-  /// rows to the other CTA, and makes its mbarrier expect the bytes that the same warp of the other
-  /// CTA copies to this one. Tails then belong to the left part, since right parts are freed later.
+  /// rows to the other CTA, and makes this CTA's mbarrier expect the bytes that the same warp of
+  /// the other CTA copies here. Tails then belong to the left part, as right parts are freed later.
   FLASHPLAN_DEVICE void announce(uint32_t number, int part) const {
     const uint32_t full = smem_.full(number, part).barrier;
     if constexpr (S::kPairs) {
@@ -225,7 +226,7 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
   FLASHPLAN_DEVICE uint32_t own_tail(uint32_t number) const {
     return smem_.tail(number) + S::Tail::offset(first_row_, 0);
   }
-  /// Widens an item, and stores it. `to`: where the 64 dims of its group begin.
+  /// Widens an item, and stores it. `to`: where the block of 8 rows by 64 dims that has it begins.
   FLASHPLAN_DEVICE void store_widened(uint32_t to, uint4 bytes, float scale) const {
     const uint2 a = Widening::content(bytes.x, scale);
     const uint2 b = Widening::content(bytes.y, scale);
@@ -240,8 +241,8 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
 
   // A tail of 16 bits is copied as it is, four rows at a time.
   static constexpr int kTailCopies = kHasTail && !kTailHas8Bits ? kRows / 4 : 0;
-  /// The 16 bytes of copy number `i` of this lane in the cache, whether their row exists, and where
-  /// they go in the slot.
+  /// Of the 16 bytes of copy number `i` of this lane: copied_tail(): their address in the cache;
+  /// exists_copied(): whether their row exists; tail_place(): their place in the slot.
   FLASHPLAN_DEVICE const unsigned char* copied_tail(const Rows& rows, int i) const {
     return shuffled_pointer(rows.own, kRows + i * 4 + lane() / 8) + lane() % 8 * 16;
   }

@@ -43,7 +43,7 @@ class WideKvLoader : MlaKeyWarp<S> {
         ids[0] = next_ids[0];
         ids[1] = next_ids[1];
       }
-      number -= count % 2;  // the last pair may have been one block
+      number -= count % 2;  // the loop counts two blocks, but the last round may have had one
     };
     Base::for_each_tile([](int32_t) {}, fill_blocks);
   }
@@ -69,14 +69,14 @@ class WideKvLoader : MlaKeyWarp<S> {
   }
 
   /// The coordinates of this lane's box in a map. A box whose page id is outside of the cache is
-  /// requested from outside of the map, and so becomes zeros. So does a box that no row sees: its
-  /// page may belong to another request.
+  /// requested from outside of the map, and so becomes zeros. So does a box whose keys no query of
+  /// the tile sees: its page may belong to another request.
   struct Place {
     int row;
     int group;  // number, in the page, of the group of 8 rows in which the box begins
     int slab;
     bool exists;
-    bool is_off_page;  // a row sees keys of the box, whose page id is outside of the cache
+    bool is_off_page;  // a query sees keys of the box, whose page id is outside of the cache
   };
   FLASHPLAN_DEVICE Place place(bool is_key, const Block& block, int32_t head, int32_t id) const {
     const int row = own_row();

@@ -22,14 +22,14 @@ FLASHPLAN_DEVICE void finish_row_copies(uint32_t full) {
 struct WideBlock {
   int32_t key;
   int32_t count;       // keys; the block may have more rows
-  int32_t num_hidden;  // how many of the first keys no row sees; may be negative
+  int32_t num_hidden;  // how many of the first keys no query sees; may be negative
   int32_t kv_row;
   int32_t kv_head;
 };
 
 /// Copies half of the dims of a block's keys or values, from dim `first_dim` on, and announces it
 /// at `full`. Zeros replace rows past the last key, whose weights are 0, because 0 * NaN is NaN.
-/// Keys that no row sees are replaced by copies of the first one that some row sees. Keys whose
+/// Keys that no query sees are replaced by copies of the first key that some query sees. Keys whose
 /// page ids are outside of the cache become zeros, and the word at `on_pages` becomes
 /// kSomeOffPages. It is not inlined, because few plans need it often.
 template <typename S>
