@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells what was built, and sets the number of the CPU engine's threads."""
+"""Shows how flashplan was built and what it runs on, and sets the number of threads on the CPU."""
 
 from flashplan import _core
 from flashplan.values import to_int

@@ -60,8 +60,10 @@ class RowTiles {
     shape_.max_rows = most;
   }
 
-  /// Collects the row tiles of `batch` and of the prefixes that its requests share. Writes the
-  /// segments of requests and prefixes, and the merges of prefixes and of requests that read them.
+  /// Collects the row tiles of `batch` and of the prefixes that its requests share. Writes a
+  /// segment for each request and prefix to `segments`. Writes to the memory of `sharing`, for each
+  /// kv head of a prefix and of a request that reads one, a Merge: which partial results are put
+  /// together.
   void collect(const Batch& batch, const PrefixTree& prefixes, Segment* segments,
                const SharingMerges& sharing);
 

@@ -148,7 +148,9 @@ class Scheduler {
   // item of prefix_filler_ (next_whole_prefix_) or of filler_ (next_whole_).
   std::vector<int32_t> next_whole_prefix_;
   std::vector<int32_t> next_whole_;
-  std::vector<int64_t> prefix_loads_;  // memory for equal costs, which loads_of_prefixes() returns
+  // The cost of the longest queue, once for each queue: loads_of_prefixes() returns it where all
+  // queues are to count as equally loaded.
+  std::vector<int64_t> prefix_loads_;
 };
 
 }  // namespace flashplan

@@ -100,8 +100,8 @@ struct ScheduleShape {
   int32_t max_rows = INT32_MAX;
   /// > 0: row tiles are divided into items, which are some kv heads of a row tile and have about
   /// item_steps steps. A request's items for the same heads are dealt to neighbouring queues. Their
-  /// CTAs then read the same keys at the same time, from the cache that they have in common. 0: all
-  /// heads of a row tile stay together.
+  /// CTAs then read the same keys at about the same time, so that all but the first find them in
+  /// the processor's cache, on a GPU L2. 0: all heads of a row tile stay together.
   int32_t item_steps = 0;
   /// > 0: a queue may exceed its share of the work by 1 / uncut_part of the share, so that fewer
   /// row tiles are cut in requests that have several. The pieces of cut row tiles do not read the

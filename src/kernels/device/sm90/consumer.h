@@ -374,7 +374,7 @@ class Sm90Consumer {
       epilogue(first_row(is_shared))
           .write(context_of(unit), unit.head, q_address(last_q_, is_shared), o_, scales, is_final);
     }
-    // The next unit begins a tile, so this one was the last head of its tile.
+    // If the next unit begins a tile, this one was the last head of its tile.
     if (begins_tile_) release(smem_.context_empty(context_slot(unit)));
   }
 

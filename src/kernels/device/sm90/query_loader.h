@@ -273,7 +273,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
 
   int32_t queue_begin_ = 0;
   int32_t num_tiles_ = 0;
-  int32_t num_contexts_ = 0;  // records loaded so far
+  // How many records of work tiles are in smem_.context() so far, with the one that ends the queue.
+  int32_t num_contexts_ = 0;
 };
 
 }  // namespace flashplan::device

@@ -7,10 +7,11 @@
 namespace flashplan::device {
 
 /// For variants with a softmax this differs from Sm90Softmax in two ways. In a step in which every
-/// row sees every key, a logit is transformed right before its weight is computed, so that the
-/// arithmetic of the body runs beside the exponentials. And the shifts follow logits that grow with
-/// the key, as those of ALiBi do, before weights come out too large. For variants without a
-/// softmax there are neither shifts nor sums.
+/// row sees every key, a logit goes through the variant's own code right before its weight is
+/// computed, so that this code runs beside the exponentials. And where logits grow with the key, as
+/// those of ALiBi do, the shifts are raised ahead of them. Sm90Softmax raises them only after the
+/// weights of a step came out too large, and must then compute the step again. For variants without
+/// a softmax there are neither shifts nor sums.
 template <typename S>
 struct Sm90VariantSoftmax : Sm90Softmax<S> {
   using Base = Sm90Softmax<S>;

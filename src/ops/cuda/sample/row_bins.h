@@ -151,10 +151,11 @@ struct KeyRange {
     least += static_cast<uint32_t>(bin) << shift;
     most = min(most, least + ((1U << shift) - 1));
   }
-  /// Narrows the keys to those of the bin at which `above` plus the amounts, added from the largest
-  /// key down, reach `wanted`. All amounts together must reach it. for_each(add) calls add(key,
-  /// amount) for this thread's elements. All threads of the CTA call it. Returns the sum above the
-  /// bin.
+  /// Narrows the keys to those of one bin: that at which a running sum reaches `wanted`. The sum
+  /// begins with `above`, the amounts of keys above `most`, and adds the others from the largest
+  /// key down; with all of them it must reach `wanted`. for_each(add) calls add(key, amount) for
+  /// the elements of this thread. Returns the sum before that bin. All threads of the CTA call
+  /// narrow().
   template <class ForEach>
   __device__ uint64_t narrow(Bins& bins, uint64_t* groups, Bin& found, uint64_t wanted,
                              uint64_t above, const ForEach& for_each) {

@@ -266,8 +266,9 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
   float place_of_largest_ = 0.0F;
 
  private:
-  // A block that weighs more than this is about flat, which means that its elements are about
-  // equal. It is half of the weight of a block of equal elements.
+  // A block that weighs more than this is about flat: its elements are about equal. Elements are
+  // weighed relative to the largest of their block, so a block of equal elements weighs the most,
+  // and this is half of that (for probabilities: half of the least that it may be).
   static constexpr uint64_t kFlat = uint64_t{kBlock} << (kFromProbs ? 25 : 26);
 
   float least_of_last_ = 0.0F;  // all elements of the last bin are at least this value

@@ -113,7 +113,8 @@ __device__ bool is_in_range(Row& row, float x, const Range& range) {
   return position >= range.low && position < range.high;
 }
 
-/// Leaves the least and the largest key of the part's elements in a range in row.shared.
+/// Looks at those elements of this CTA's part that lie in `range`: lowers row.shared.least to the
+/// smallest of their keys (key_of()), and raises row.shared.most to the largest.
 template <bool kByValue, class Row>
 __device__ void find_extremes(Row& row, const Range& range) {
   uint32_t least = ~0U;

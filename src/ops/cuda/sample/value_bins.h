@@ -99,7 +99,8 @@ class ValueBins {
     return static_cast<float>(sum) *
            exp2f((static_cast<float>(bin) - largest) / kOfOctave + kLogScale);
   }
-  /// The factor from masses relative to the place `largest` to masses relative to another place.
+  /// What mass() returns for the place `largest`, times this factor, is what it returns for the
+  /// place `other_largest`.
   static __device__ float unit_in(float largest, float other_largest) {
     return exp2f((largest - other_largest) / kOfOctave);
   }

@@ -22,7 +22,7 @@ Status sample_counted(const SampleParams& p, Device device, Stream stream) noexc
 /// the row without holding it.
 template <DType kDType>
 Status sample_stream(const SampleParams& p, Device device, Stream stream) noexcept;
-/// Draws with any filters: a cluster keeps the row.
+/// Draws with any filters: a cluster holds the row in its shared memory.
 template <DType kDType>
 Status sample_cluster(const SampleParams& p, Device device, Stream stream) noexcept;
 
