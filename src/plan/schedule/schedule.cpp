@@ -192,10 +192,10 @@ Scheduler::LittleWork Scheduler::little_work(const TileSet& tiles) const {
   const auto steps = static_cast<double>((longest->head_cost - of.tile) / of.step);
   const auto state = static_cast<double>(shape_.cost.of_state(longest->num_rows));
   const auto best = static_cast<int64_t>(std::sqrt(steps * state / static_cast<double>(of.step)));
-  const int64_t of_steps =
-      tiles.cost - int64_t{tiles.num_row_tiles()} * shape_.num_kv_heads * of.tile;
+  const int64_t num_uncut = int64_t{tiles.num_row_tiles()} * shape_.num_kv_heads;
+  const int64_t of_steps = tiles.cost - num_uncut * of.tile;
   const int64_t piece = std::max<int64_t>(best, 1) * of.step;
-  const int64_t num_pieces = (of_steps + piece - 1) / piece;
+  const int64_t num_pieces = std::max((of_steps + piece - 1) / piece, num_uncut);
   const auto num_queues = static_cast<int32_t>(std::clamp<int64_t>(num_pieces, 1, shape_.num_ctas));
   return {num_queues, of_steps / num_queues < of.split};
 }
