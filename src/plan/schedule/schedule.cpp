@@ -96,11 +96,6 @@ void Scheduler::take_rows(int32_t least, int32_t most) noexcept {
   row_tiles_.take_rows(least, most);
 }
 
-void Scheduler::take_queues(int32_t num_queues) noexcept {
-  shape_.num_ctas = num_queues;
-  filler_.take_queues(num_queues);
-}
-
 void Scheduler::make(const Batch& batch, std::span<const PrefixGroup> groups,
                      const ScheduleMemory& memory) {
   memory_ = memory;

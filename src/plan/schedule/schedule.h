@@ -101,7 +101,7 @@ class Scheduler {
 
   /// Leaves all queues but the first `num_queues` empty in the next schedules. `num_queues` is at
   /// most ScheduleShape::num_ctas of reserve(), and equal to it for batches with shared prefixes.
-  void take_queues(int32_t num_queues) noexcept;
+  void take_queues(int32_t num_queues) noexcept { shape_.num_ctas = num_queues; }
 
   /// Writes the schedule of `batch`, which has been validated against the bounds, to `memory`.
   /// Prefixes of `groups` are computed once, if that is predicted to save time. If the batch has
