@@ -32,18 +32,24 @@ TEST(equal_requests_are_cut_into_equal_pieces) {
   }
 }
 
-/// The steps of the pieces of `num_requests` latent decodes of 128 heads on 132 SMs, the least and
-/// the most, and the number of pieces.
-std::array<int32_t, 3> latent_pieces(int32_t num_requests, int32_t kv_len) {
+/// The tiles and costs of a kernel for latent attention, on 132 SMs.
+ScheduleShape latent_shape(int32_t num_heads) {
   const KernelTuning tuning = sm90_mla_tuning();
   ScheduleShape shape;
-  shape.group_size = 128;
+  shape.group_size = num_heads;
   shape.tile_q = shape.tile_kv = 64;
   shape.num_ctas = 132;
   shape.max_partial_slots = 3 * shape.num_ctas;
   shape.item_steps = tuning.item_steps;
   shape.uncut_part = tuning.uncut_part;
   shape.cost = tuning.cost;
+  return shape;
+}
+
+/// The steps of the pieces of `num_requests` latent decodes of 128 heads, the least and the most,
+/// and the number of pieces.
+std::array<int32_t, 3> latent_pieces(int32_t num_requests, int32_t kv_len) {
+  const ScheduleShape shape = latent_shape(128);
   HostBatch batch;
   for (int request = 0; request < num_requests; ++request) batch.add(1, kv_len);
   OwningScheduler scheduler = reserved(shape, batch);
@@ -68,6 +74,20 @@ TEST(little_latent_work_is_cut_into_as_many_pieces_as_pay) {
   // Pieces take longer than a cut.
   CHECK(latent_pieces(4, 4096) == (Pieces{4, 4, 128}));
   CHECK(latent_pieces(66, 4096) == (Pieces{64, 64, 132}));
+}
+
+TEST(each_latent_tile_has_a_queue) {
+  // The long request is cut into pieces of two steps. Of pieces as long, all tiles together would
+  // have 82, but each of the 101 tiles can run on an SM of its own.
+  const ScheduleShape shape = latent_shape(64);
+  HostBatch batch;
+  batch.add(1, 64 * 64);
+  for (int request = 0; request < 100; ++request) batch.add(1, 64);
+  OwningScheduler scheduler = reserved(shape, batch);
+  scheduler.make(batch.view());
+  const std::vector<int64_t>& costs = scheduler.schedule().cta_cost;
+  const auto has_work = [](int64_t cost) { return cost > 0; };
+  CHECK(std::count_if(costs.begin(), costs.end(), has_work) == 101);
 }
 
 int64_t largest(const std::vector<int64_t>& costs) {
