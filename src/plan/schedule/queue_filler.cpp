@@ -347,13 +347,14 @@ int64_t QueueFiller::first_slack(int64_t share) const {
   const int64_t tile = shape_.cost.of_tile(rows);
   if (tiles_->queues_wait) {
     const int64_t step = shape_.cost.of_step(rows);
-    const int64_t partial =
-        tiles_->num_sharers > 0 ? shape_.cost.of_write(rows) : shape_.cost.of_split(rows);
-    const int64_t fixed = tile + partial;
+    // Uncut tiles of prefixes write a partial result, too, so their cost contains its cost.
+    const bool writes_uncut = tiles_->num_sharers > 0;
+    const int64_t fixed =
+        tile + (writes_uncut ? shape_.cost.of_write(rows) : shape_.cost.of_split(rows));
     if (num_dealt_ > 0) return fixed + step;  // the most that one cut may add
     // No tile fits into a queue, so each queue gets one piece, of the same number of steps.
     const int64_t num_tiles = int64_t{tiles_->num_row_tiles()} * shape_.num_kv_heads;
-    const int64_t of_tiles = num_tiles * (tiles_->num_sharers > 0 ? fixed : tile);
+    const int64_t of_tiles = num_tiles * (writes_uncut ? fixed : tile);
     const int64_t steps = std::max<int64_t>(tiles_->cost - of_tiles, 0) / step;
     const int64_t steps_of_queue = steps / shape_.num_ctas + (steps % shape_.num_ctas != 0 ? 1 : 0);
     return std::max(fixed + steps_of_queue * step - share,

@@ -35,7 +35,8 @@ struct TileSet {
   int64_t capacity = 0;
 
   int32_t num_row_tiles() const;
-  /// The row tile with the most costly head; nullptr: there is no row tile.
+  /// Of the first tile in longest_first and the last tile of each group, the one whose head costs
+  /// the most. With a causal mask no row tile costs much more. nullptr: there is no row tile.
   const RowTile* longest() const;
 };
 

@@ -174,9 +174,10 @@ void Scheduler::divide() {
 /// How a batch is divided that has little work for each queue. If a tile of `steps` steps is cut
 /// into pieces of s steps that run at the same time, the pieces take s * of_step(), and the merge
 /// of their states takes steps / s * of_state(). The sum is least for s = sqrt(steps * of_state() /
-/// of_step()). Only so many queues are used that each gets a piece of about that length. If the
-/// work of a queue costs less than a cut, queues_wait is set: all CTAs then wait for the merge,
-/// which begins when the longest piece has ended.
+/// of_step()). Only so many queues are used that each gets a piece of about that length, but at
+/// least one for each head of a row tile, if there are enough. If the work of a queue costs less
+/// than a cut, queues_wait is set: all CTAs then wait for the merge, which begins when the longest
+/// piece has ended.
 Scheduler::LittleWork Scheduler::little_work(const TileSet& tiles) const {
   const LittleWork none = {shape_.num_ctas, false};
   const bool cuts_freely = shape_.cuts && shape_.chunk_kv == 0 && prefixes_.empty();
