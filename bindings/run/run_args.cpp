@@ -10,8 +10,10 @@
 namespace flashplan {
 namespace {
 
-/// The dtypes that a tensor accepts. Objects of dtype uint8 or uint16 may hold values of another
-/// dtype of 8 or 16 bits, `stored_as`. If `stored_as` is null, uint8 and uint16 are refused.
+/// Which objects run() accepts as a tensor: those with a dtype of `kind`. If `stored_as` points to
+/// a dtype of 8 or 16 bits, run() also accepts uint8 or uint16 objects of the same size, and takes
+/// their bits for values of that dtype, because some frameworks have no such dtype themselves.
+/// Otherwise run() refuses uint8 and uint16 objects.
 struct Accepted {
   TensorKind kind;
   const DType* stored_as = nullptr;

@@ -20,7 +20,7 @@ namespace nb = nanobind;
 [[noreturn]] void raise_value(const std::string& message);
 
 /// An attribute, or None if the object has no such attribute. All exceptions except AttributeError
-/// propagate. nb::getattr with a default would drop them, among them KeyboardInterrupt.
+/// propagate. nb::getattr with a default would drop all exceptions, also KeyboardInterrupt.
 nb::object attribute(nb::handle object, const char* name);
 nb::object attribute(nb::handle object, nb::handle name);
 
@@ -61,14 +61,15 @@ Device device_of(nb::handle object, const Producer& producer);
 
 struct CallStream;
 
-/// Imports the memory of an object. If its type has DLPack's C exchange API, the import uses that
-/// API, which makes no Python call and does not synchronise. The memory is then valid as long as
-/// the object lives. Otherwise __dlpack__ is called, and the memory is valid as long as this import
-/// lives.
+/// Imports the memory of an object. If the object's type has DLPack's C exchange API, the
+/// constructor uses this API, because it makes no Python call and does not synchronise. The import
+/// then only borrows the memory, which is valid as long as the object lives. Otherwise the
+/// constructor calls the object's __dlpack__(), and the import owns what this returns, so that the
+/// memory is valid as long as the import lives.
 class DlpackImport {
  public:
-  /// `stream` is the stream of the call; producers without a current stream make it wait for their
-  /// work.
+  /// `stream` is the stream of the call. A producer without a current stream makes this stream wait
+  /// for the producer's work.
   DlpackImport(const char* name, nb::handle object, const Producer& producer, CallStream& stream);
 
   DlpackImport(const DlpackImport&) = delete;

@@ -12,7 +12,7 @@
 
 namespace flashplan {
 
-/// New tokens of a batch and the cache they go to. All tensors on one device.
+/// The new tokens of a batch and the cache that they go to. All tensors are on one device.
 struct AppendTensors {
   TensorView k, v;     // [>= indptr[batch_size], num_kv_heads, head_dim], the new tokens, ragged
   TensorView k_cache;  // written: pages as KvLayout says; k's dtype or an 8-bit float
@@ -23,7 +23,8 @@ struct AppendTensors {
   TensorView page_indptr;
   TensorView page_indices;
   /// [tokens] int64, instead of indptr, kv_lens and the page table: row i of k and v goes to slot
-  /// page * page_size + row in page; -1 skips it. Slots must differ.
+  /// page * page_size + row in page; a row whose slot is -1 is skipped. No two rows may have the
+  /// same slot.
   TensorView slot_mapping;
   /// [tokens] int32 each, instead of indptr and kv_lens: row i of k and v goes to position
   /// positions[i] of request batch_indices[i] of the page table; a row whose batch index is -1 is
@@ -31,12 +32,14 @@ struct AppendTensors {
   TensorView batch_indices;
   TensorView positions;
   KvLayout layout = KvLayout::kNHD;
-  /// A stored key is key / k_scale, a stored value is value / v_scale, in float32. 8-bit formats
-  /// store numbers that are too large as their largest one. Both scales are normal floats > 0.
+  /// The cache stores key / k_scale for a key and value / v_scale for a value, computed in float32.
+  /// If a quotient is too large for the 8-bit format of a cache, the cache stores the format's
+  /// largest finite number. k_scale and v_scale must be normal floats > 0.
   float k_scale = 1.0F;
   float v_scale = 1.0F;
   /// [1] or [num_kv_heads] float32, on the device of the caches, or empty: factors by which k_scale
-  /// and v_scale are multiplied, one for all kv heads or one for each. Not checked on a GPU.
+  /// and v_scale are multiplied, one for all kv heads or one for each. The values of the factors
+  /// are not checked on a GPU.
   TensorView k_scales, v_scales;
   /// For rope_append_paged_kv() only: programmatic dependent launch, see AttentionTensors.
   bool pdl = false;

@@ -17,17 +17,18 @@ struct AttentionState {
   TensorView lse;
 };
 
-/// Merges `num_states` >= 1 states over disjoint keys into `out`, left to right in float32. An lse
-/// of NaN or +inf makes the lse and all of o of that row NaN. NaN or infinity in o makes that dim
-/// of the result NaN or infinite. `out` may be one of the inputs, but must not overlap an input
-/// otherwise. Every lse, also that of `out`, is a natural logarithm, or with `base2` a logarithm to
-/// base 2.
+/// Merges `num_states` >= 1 states over disjoint keys into `out`, left to right in float32. If the
+/// lse of a row is NaN or +inf in any state, the lse and all of o of this row become NaN in `out`.
+/// NaN or infinity in o makes the same dim of `out` NaN or infinite. `out` may be one of the
+/// states, but must not overlap a state in any other way. If `base2` is false, the lse of the
+/// states and of `out` are natural logarithms; if it is true, they are logarithms to base 2.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 ///   kInvalidArgument, kInvalidType  shapes, dtypes or devices differ, or `out` shares memory with
 ///                                   a part of an input; nothing was written
-///   kUnsupported                    on CUDA: more than 64 states that are not evenly spaced in
-///                                   memory
+///   kUnsupported                    on CUDA: there are more than 64 states, and they are not
+///                                   slices of one tensor (equal strides, and the same distance in
+///                                   memory from each state to the next)
 ///   kCudaError                      the launch failed
 FLASHPLAN_API Status merge_states(const AttentionState* states, int32_t num_states,
                                   const AttentionState& out, Stream stream = nullptr,

@@ -44,7 +44,7 @@ struct Merge {
   int32_t kv_head;
   int32_t first_partial_row;
   int32_t num_states;
-  int32_t num_pieces;    // arrivals to wait for: of work tiles, and of the prefixes of a request
+  int32_t num_pieces;    // arrivals that complete it: of work tiles, and of a request's prefixes
   int32_t parent;        // merge of the innermost prefix around the rows; -1: none
   int32_t first_reader;  // if the rows are a prefix's: the merge of its first reader
   int32_t num_readers;   // readers of the prefix; 0: the rows are those of one request
@@ -60,30 +60,35 @@ constexpr int32_t kMostPairedRows = 8;
 /// of shared prefixes, and of requests that read them, do not count.
 constexpr int32_t kMostSplitsPerQueue = 2;
 
-/// Counts the arrivals at a merge, which waits for Merge::num_pieces of them. If each warpgroup of
-/// a tile, or each CTA of a pair, merges 64 rows of its own, counter i is for the rows of warpgroup
-/// or CTA i. Otherwise counter 0 is for all rows.
+/// Counts the arrivals at a merge, which is complete after Merge::num_pieces arrivals. If each
+/// warpgroup of a tile, or each CTA of a pair, merges 64 rows of its own, counter i is for the rows
+/// of warpgroup or CTA i. Otherwise counter 0 is for all rows.
 ///
-///   1. When a run begins, all counters are 0. A GPU kernel leaves them so; the CPU clears them.
+///   1. When a run begins, all counters are 0: a GPU kernel leaves them at 0, and the CPU engine
+///      clears them before each run.
 ///   2. A work tile arrives once at its merge, after it has written its states. In the sm90 kernels
-///      each warpgroup that has rows of the tile arrives by itself, except for tiles of readers.
-///      The last one to arrive sees all states, and merges them.
-///   3. The last one to arrive at the merge of a prefix arrives at the merges of all readers.
-///   4. No other work tile writes a counter or reads states, with two exceptions. Several CTAs may
-///      each merge some rows of a merge of many rows: kernels/device/merge_part.h says what the
-///      counter's bits are then. The sm90 kernels may mark the counter of a reader, so that another
-///      CTA merges that reader's rows: kernels/device/sm90/reader_merges.h.
+///      each warpgroup that has rows of the tile arrives by itself, unless the tile is a reader's.
+///      The last work tile to arrive sees all states. If the rows are a request's, it merges them.
+///   3. The last work tile to arrive at the merge of a prefix arrives at the merges of the prefix's
+///      readers.
+///   4. After its arrival, a work tile that is not the last one does not write the counter or read
+///      states, with two exceptions. In a merge of many rows, several CTAs may each merge some of
+///      the rows: kernels/device/merge_part.h says what the bits of the counter then mean. In the
+///      sm90 kernels, a prefix that is the last to arrive at a reader's merge only marks the
+///      counter of this merge, and a CTA that has computed all its work tiles merges the reader's
+///      rows: kernels/device/sm90/reader_merges.h.
 struct Arrivals {
   int32_t counters[4];
 };
 
-/// The first records of a work queue, copied to one place so that a CTA reads all of them at once.
-/// If it looked up one record after the other, each look-up would wait for the one before.
+/// The bounds of a work queue and copies of its first records, side by side, so that a CTA loads
+/// all of them at once. From the schedule's arrays the CTA would have to load them one after the
+/// other, because the bounds say where a work tile is, and the work tile says where its segment is.
 struct alignas(16) QueueStart {
   int32_t begin;  // index of the queue's first work tile
   int32_t end;
-  int32_t first_prepared[2];  // PreparedKv::first_tiles of `segments`
-  WorkTile tiles[2];          // the first two work tiles; any tiles beyond the end of the queue
+  int32_t first_prepared[2];  // entries of PreparedKv::first_tiles for `segments`
+  WorkTile tiles[2];          // the first two work tiles; any tiles if the queue has fewer
   Segment segments[2];
 };
 

@@ -173,9 +173,9 @@ void append_box(std::string& svg, double x, int32_t y, double width, int32_t hei
          x, y, width, height, segment * 47 % 360, is_merged ? 70 : 50);
 }
 
-/// Writes a text element. The element has no fill of its own, so it inherits `currentColor` from
-/// <svg>: the text colour of the web page that shows the picture, which may be dark. `anchor` is
-/// start, middle or end.
+/// Writes a text element. It sets no fill, so that it inherits the fill `currentColor` of <svg>.
+/// This is the text colour of the web page that shows the picture, and so the text can be read on
+/// light and on dark pages. `anchor` is start, middle or end.
 void append_label(std::string& svg, int32_t x, int32_t y, const char* anchor,
                   const std::string& text) {
   append(svg, "<text x=\"%d\" y=\"%d\" text-anchor=\"%s\">", x, y, anchor);

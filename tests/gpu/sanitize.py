@@ -20,8 +20,9 @@ def small_cases(tool):
     from case import Case
 
     split = {"qo_lens": (1, 2), "kv_lens": (900, 40), "num_ctas": 7, "head_dim": 64}
-    # All warps have rows and see all keys: where some pass over named barriers, racecheck finds
-    # hazards across the barriers of all threads.
+    # In these cases every warp has rows and sees all keys. A warp that has none skips the named
+    # barriers, and racecheck then reports hazards between accesses that a barrier of all threads
+    # separates.
     paired = {"kv_lens": (150,), "head_dim": 256, "causal": False, "num_ctas": 1}
     return [
         Case(**BATCH),
@@ -72,9 +73,10 @@ def small_cases(tool):
 
 
 def missing_pages_and_512_dims():
-    """Where racecheck reports what is right. One warp sets the word that says that a page is
-    missing, while others read it: both values of it give the same results. With 512 dims, warps
-    without rows pass over named barriers (see `paired` in small_cases())."""
+    """Cases that racecheck does not run, because it reports hazards in them that are not errors.
+    One warp sets the word that says that a page is missing while other warps read this word, and
+    both values of the word give the same results. With 512 dims, warps without rows skip named
+    barriers (see `paired` in small_cases())."""
     from case import Case
 
     for qo, kv in (((1, 3), (200, 40)), ((130, 3), (200, 70))):
@@ -86,7 +88,8 @@ def missing_pages_and_512_dims():
 
 
 def latent_cases():
-    """Whole and cut tiles, rows copied by boxes, one by one, and to where they are not aligned."""
+    """Cases with whole and with cut work tiles. The kernels copy the rows of the cache by boxes of
+    tensor maps, one row at a time, or from addresses that are not aligned."""
     from mla_cases import MlaCase
     from sparse_cases import SparseCase
 
@@ -156,14 +159,16 @@ def run_once(tool):
         problem = test_rope_append.Problem(rng, kv_lens=(5, 99, 12, 1, 40), **options)
         test_rope_append.check(problem, fp.Rope(), framework)
     # A cluster of several CTAs reads a row of `long` elements. A shorter row is read by one CTA,
-    # which sends messages to itself. memcheck reports these as errors, so it gets long rows only.
+    # which sends messages to itself. memcheck reports such messages as errors, so it gets long rows
+    # only.
     long = 40000
 
     def short(size):
         return long if tool == "memcheck" else size
 
-    # racecheck does not see that whoever waits for a CTA's message comes after all reads of the CTA
-    # before that message, and reports the next writes to what was read.
+    # A thread that has received a CTA's message may overwrite shared memory that the CTA read
+    # before it sent the message, because the message comes after these reads. racecheck does not
+    # know this order and reports the writes as races, so it does not run these cases.
     for vocab in (short(70), long) if tool != "racecheck" else ():
         drafts = test_speculative.random_drafts(rng, 3, 4, vocab)
         test_speculative.verify(framework, *drafts, [-1, -1, 0, 1])
@@ -178,8 +183,8 @@ def run_once(tool):
         test_rope.check_rope(rng, fp.Rope(), framework, dtype=dtype, strided=True)
         count += 5
     for name, options in test_sampling.FILTERS.items():
-        # In counted_kernel() racecheck misses the barrier between the warps' sums of a row that is
-        # read again and the warp that adds them up.
+        # If counted_kernel() reads a row a second time, each warp stores a sum, and after a barrier
+        # one warp adds up these sums. racecheck does not see this barrier and reports a race.
         if tool == "racecheck" and name in ("p tiny", "p 0.8", "p 0.999"):
             continue
         clusters = name in ("k 5", "p 0.3", "all")

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // sample() and its filters on one row of logits, and speculative_verify() on one request. This file
-// is compiled once per instruction set, with FLASHPLAN_ISA as its name, and without contraction of
-// a * b + c, so that a GPU gives the same bits. Only the functions in kernels.h may have external
-// linkage: if another function had it, the linker would keep one of its copies, perhaps with
-// instructions that the machine does not have.
+// is compiled once for each instruction set, and FLASHPLAN_ISA is the name of the instruction set.
+// The compiler must not contract a * b + c into one instruction, so that results have the same bits
+// as on a GPU. Only the functions that kernels.h declares may have external linkage. Of any other
+// function with external linkage the linker would keep one copy for all instruction sets, and that
+// copy may have instructions that the machine lacks.
 #include "cpu/float_formats.h"
 #include "ops/cpu/kernels.h"
 #include "ops/filter_math.h"
@@ -12,8 +13,8 @@ namespace flashplan::cpu::FLASHPLAN_ISA {
 namespace {
 
 constexpr int32_t kBlock = 1024;  // elements that are converted and weighed at a time
-// The radix search for a threshold finds its key digit by digit: three digits of up to kDigits
-// values.
+// find_threshold() finds the key of a threshold digit by digit. A key has three digits, and a digit
+// has up to kDigits values.
 constexpr int32_t kDigits = 2048;
 constexpr float kInfinity = __builtin_inff();
 using Float32 = Format<DType::kFloat32>;
@@ -36,17 +37,19 @@ class Row {
   int32_t size() const { return size_; }
   sampling::Scale scale{};
 
-  /// Element i of a row without a bias; -0 becomes +0, since key_of() does not take -0.
+  /// Element i of a row that has no bias. Adding +0 turns -0 into +0, because key_of() does not
+  /// accept -0.
   float value(int64_t i) const { return Format::load(values_[i]) + 0.0F; }
 
-  /// Element i with its bias, the value that is compared and weighed; -0 becomes +0.
+  /// Element i plus its bias: the value that filters compare and weigh(). Like value(), this turns
+  /// -0 into +0.
   float load_one(int64_t i) const {
     const float value = Format::load(values_[i]);
     return (bias_ == nullptr ? value : value + bias_[i]) + 0.0F;
   }
 
-  /// Loads the values of elements from `first` on, at most `most`, with their biases; -0 becomes
-  /// +0. Returns how many there are.
+  /// Writes what load_one() returns for the elements from `first` on to `values`: for `most`
+  /// elements, or for fewer if the row ends before. Returns the number of these elements.
   int32_t load(int32_t first, float* values, int32_t most = kBlock) const {
     const int32_t count = size_ - first < most ? size_ - first : most;
     if (bias_ == nullptr) {
@@ -130,10 +133,11 @@ struct Threshold {
   uint64_t above;  // number or mass of the values with larger keys than `key`
 };
 
-/// Finds the largest key such that the values with this key or a larger one are at least `wanted`
-/// in number or, if kByWeight, in mass. If kByWeight, a value counts only if its key is above
-/// cut.key and its weight is at least cut.min_weight. `wanted` must not exceed the number or the
-/// mass of all values that count.
+/// Finds a threshold: the largest key for which the values with this key or a larger one reach
+/// `wanted`. Without kByWeight, the number of these values must reach `wanted`, and all values of
+/// the row count. With kByWeight, the sum of their weights must reach `wanted`, and a value counts
+/// only if its key is above cut.key and its weight is at least cut.min_weight. All values that
+/// count must together reach `wanted`.
 template <bool kByWeight, typename RowType>
 [[gnu::noinline]] Threshold find_threshold(const RowType& row, const sampling::Cut& cut,
                                            uint64_t wanted) {

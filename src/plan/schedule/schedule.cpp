@@ -197,12 +197,14 @@ Scheduler::LittleWork Scheduler::little_work(const TileSet& tiles) const {
 }
 
 /// The largest cost of prefixes that a queue may get, or 0 to divide prefixes evenly among all
-/// queues. An even division cuts short prefixes into many pieces. Each piece has a fixed cost, and
-/// its partial results are merged with all requests of the prefix. So where requests are merged at
-/// the ends of queues, the longest prefix is cut into equal pieces of at most
-/// ScheduleTuning::prefix_steps steps, and the cost of such a piece is the most that a queue gets.
-/// The rest of each queue is filled with requests. A piece is a small part of its queue, so that
-/// prefixes are complete before requests are merged, even if the predicted costs are wrong.
+/// queues. An even division cuts short prefixes into many pieces, and each piece costs time: it has
+/// a fixed cost, and each request of the prefix has one more partial result to merge. If CTAs merge
+/// requests at the ends of their queues (merges_readers_last), fewer and longer pieces will do,
+/// because prefixes need to be complete only at that time. Then the longest prefix is cut into
+/// equal pieces of at most ScheduleTuning::prefix_steps steps. A queue gets at most the cost of one
+/// such piece of prefixes, and requests fill the rest of the queue. A piece must be a small part of
+/// a queue, so that prefixes are complete at the ends of the queues even if the predicted costs are
+/// wrong; otherwise the result is 0.
 int64_t Scheduler::capacity_of_prefixes() const {
   constexpr ScheduleTuning kTuning = kScheduleTuning;
   if (!shape_.merges_readers_last) return 0;
@@ -218,11 +220,12 @@ int64_t Scheduler::capacity_of_prefixes() const {
   return is_short && is_small ? capacity : 0;
 }
 
-/// The cost that each queue counts as having before requests are divided. It is the predicted cost
-/// of the queue's prefixes. Queues that end their prefixes early get requests that read no prefix.
-/// If there are too few of these, all queues count as having the cost of the longest one. Otherwise
-/// they would get requests that end before their prefixes do, and the one CTA that ends a prefix
-/// would have to merge all of these requests.
+/// The cost that each queue counts as having before requests are divided among the queues. It is
+/// the predicted cost of the queue's prefixes, so a queue whose prefixes end early gets more
+/// requests. These should not read a prefix that another queue is still computing: they would end
+/// before the prefix, and the one CTA that ends the prefix would have to merge all of them. So if
+/// the requests that read no prefix are too few for the queues that end early, all queues count as
+/// having the cost of the longest queue.
 std::span<const int64_t> Scheduler::loads_of_prefixes() {
   const std::span<const int64_t> loads = prefix_filler_.loads();
   const int64_t longest = *std::max_element(loads.begin(), loads.end());

@@ -104,10 +104,12 @@ class Scheduler {
   void take_queues(int32_t num_queues) noexcept { shape_.num_ctas = num_queues; }
 
   /// Writes the schedule of `batch`, which has been validated against the bounds, to `memory`.
-  /// Prefixes of `groups` are computed once, if that is predicted to save time. If the batch has
-  /// prefixes, make() first makes the schedule with sharing. Unless sharing is sure to gain, make()
-  /// then makes the schedule without sharing, and if that is predicted to be slower, the schedule
-  /// with sharing again. For each schedule QueueFiller tries several capacities of the queues.
+  /// A prefix of `groups` is computed once for all its requests, if that is predicted to save time.
+  /// To find out, make() builds up to three schedules. The first schedule shares prefixes. If it
+  /// shares any and gains_by_prefixes() is false, make() builds a second one that shares nothing.
+  /// If the second one is predicted to be slower, make() builds the first one again, because
+  /// `memory` has room for one schedule. For each schedule QueueFiller tries several capacities of
+  /// the queues.
   void make(const Batch& batch, std::span<const PrefixGroup> groups, const ScheduleMemory& memory);
 
   const Schedule& schedule() const noexcept { return schedule_; }
@@ -148,8 +150,8 @@ class Scheduler {
   // item of prefix_filler_ (next_whole_prefix_) or of filler_ (next_whole_).
   std::vector<int32_t> next_whole_prefix_;
   std::vector<int32_t> next_whole_;
-  // The cost of the longest queue, once for each queue: loads_of_prefixes() returns it where all
-  // queues are to count as equally loaded.
+  // One entry for each queue, and all entries are the cost of the longest queue:
+  // loads_of_prefixes() returns them where all queues are to count as equally loaded.
   std::vector<int64_t> prefix_loads_;
 };
 

@@ -4,8 +4,8 @@
 // 8-bit keys and values are widened in registers. ldmatrix moves 16-bit units, so the dims of 8-bit
 // rows arrive in registers in another order, which the fragments of q and the accumulators of o
 // must follow:
-//   places (2c, 2c+1, 2c+8, 2c+9) of the 16 in a k-step take dims 4c .. 4c+3 of 16, and
-//   the 8-column tiles 2b and 2b+1 of o have the even and the odd dims of the b-th 16.
+//   of the 16 dims of a k-step, places 2c, 2c+1, 2c+8 and 2c+9 have dims 4c .. 4c+3, and
+//   the 8-column tiles 2b and 2b+1 of o have the even and the odd dims of group b.
 // Here c = lane % 4, and b counts the groups of 16 dims.
 #pragma once
 
@@ -55,8 +55,9 @@ FLASHPLAN_DEVICE void load_query_fragment(uint32_t (&a)[4], uint32_t address, in
 }
 
 /// Puts the dims of kRows query rows from `first_row` on into the order of 8-bit keys, by one warp,
-/// so that ldmatrix can load their fragments. Otherwise two loads would fill two registers each,
-/// and these would be moved for each product, which takes four consecutive registers.
+/// so that one ldmatrix loads a fragment. Without this order, two loads would fill two registers
+/// each. The registers would then be moved for each product, because a product takes four
+/// consecutive registers.
 template <DType kQ, int kHeadDim, int kRows>
 FLASHPLAN_DEVICE void permute_query_dims(uint32_t q_tile, int first_row, int lane) {
   using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
@@ -110,11 +111,13 @@ struct ValueLayout {
   }
 };
 
-/// s += q k^T for the kKeys keys of a tile from `first_key` on. `query_fragment(a, m, k)` loads the
-/// operand of 16 query rows (number m) and 16 dims (number k). Operands are loaded two groups of
-/// products before they are used, because two warps per scheduler do not hide the latency of shared
-/// memory. `meanwhile()` is called once the first loads are in flight. `transform(pair, key, dim)`
-/// replaces elements (dim, dim + 1) of a key.
+/// s += q k^T for the kKeys keys of a tile from `first_key` on. The warp's query rows, the dims and
+/// the keys are taken 16 at a time. `query_fragment(a, m, k)` loads the fragment of the m-th 16
+/// query rows and the k-th 16 dims into `a`. A group of products has 16 keys. The fragment of its
+/// keys is loaded two groups ahead, because a scheduler has only two warps, too few to hide the
+/// latency of shared memory. `meanwhile()` is called while the first loads are in flight.
+/// `transform(pair, key, dim)` returns the replacement of `pair`, the elements dim and dim + 1 of
+/// key number `key` of the tile.
 template <DType kQ, DType kKv, int kHeadDim, int kMmaM, int kKeys, typename QueryFragment,
           typename Meanwhile, typename Transform>
 FLASHPLAN_DEVICE void gemm_qk(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_tile, int first_key,
@@ -194,8 +197,10 @@ FLASHPLAN_DEVICE void pack_weights(uint32_t (&a)[4], const float (&first)[4],
 }
 
 /// o += weights * v for the kKeys keys of a tile from `first_key` on, and dims from `first_dim` on.
-/// `weight_fragment(a, m, step)` loads the weights of 16 query rows (number m) and 16 keys (number
-/// `step`). `transform(pair, key, dim)` replaces dim `dim` of keys (key, key + 1).
+/// The warp's query rows and the keys are taken 16 at a time. `weight_fragment(a, m, step)` loads
+/// the fragment of the weights of the m-th 16 query rows and the `step`-th 16 keys into `a`.
+/// `transform(pair, key, dim)` returns the replacement of `pair`, the elements `dim` of keys number
+/// `key` and key + 1 of the tile.
 template <DType kWeight, DType kKv, int kHeadDim, int kKeys, int kMmaM, int kDimTiles,
           typename WeightFragment, typename Transform>
 FLASHPLAN_DEVICE void gemm_pv(float (&o)[kMmaM][kDimTiles][4], uint32_t v_tile, int first_dim,

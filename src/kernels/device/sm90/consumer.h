@@ -12,11 +12,11 @@ namespace flashplan::device {
 
 /// A work tile of more than 64 rows is shared: each warpgroup computes 64 of its rows. The
 /// warpgroups take turns to issue products, so that one computes its softmax while the products of
-/// the other run. A tile of up to 64 rows belongs to one warpgroup, and the next such tile to the
-/// next warpgroup; the other warpgroups skip its keys and values. A step is the work on kTileKv
-/// keys and their values. Inside a warpgroup, the product with the values of a step runs during the
-/// softmax of the next step, and that with the last values of a tile during the first step of the
-/// next tile.
+/// the other run. A tile of up to 64 rows belongs to one warpgroup, and the other warpgroups skip
+/// the keys and values of the tile; warpgroups take such tiles in turn. A step is the work on
+/// kTileKv keys and their values. Inside a warpgroup, the product with the values of a step runs
+/// during the softmax of the next step, and the product with the last values of a tile runs during
+/// the first step of the next tile.
 template <typename S>
 class Sm90Consumer {
  public:
@@ -35,7 +35,8 @@ class Sm90Consumer {
       if (begins_tile_) wait_tile(unit);
       const Sm90Context& context = context_of(unit);
       const bool has_keys = context.has_steps();
-      // Nothing is left to do, so this ends before the code below is fetched from memory.
+      // The queue is empty, or its last tile has no keys, so no output is left to write. This break
+      // comes early, so that the code below need not be fetched from memory.
       if (context.is_end && last.tile < 0) break;
       if (has_keys || last.tile >= 0) attend(unit, last, has_keys);
       if (has_keys) {
@@ -69,7 +70,7 @@ class Sm90Consumer {
       S::kHelps ? (S::kHeadDimVo < 128 ? S::kHeadDimVo : 128) : S::kHeadDimVo;
   using ByRows = Wgmma<S::kWeight, kDimsAtOnce>;
 
-  /// One head of a work tile, which is given by its number in the queue.
+  /// One kv head of a work tile. `tile` is the number of the work tile in the queue.
   struct Unit {
     int32_t tile;
     int32_t head;
@@ -137,9 +138,10 @@ class Sm90Consumer {
   }
 
   /// Skips a slot with keys or values of another warpgroup's tile. It waits until the slot is full,
-  /// because a warp that falls two phases behind cannot tell phases apart by parity. It also frees
-  /// the slot: so slots become free in their order. Each of the two warps that fill slots may see
-  /// only every other round of a slot, and without this order would take one round for another.
+  /// because a warp tells phases of a slot apart by parity, and cannot do so once it is two phases
+  /// behind. Then it frees the slot, so that slots become free in the order in which they were
+  /// filled. The two warps that fill slots rely on this order: each of them may fill a slot only in
+  /// every other round of the ring, and such rounds have the same parity.
   FLASHPLAN_DEVICE void pass_slot(bool is_key) { release(smem_.slot_empty(ring_.next(is_key))); }
 
   FLASHPLAN_DEVICE void multiply_keys(int slot, bool is_shared) {
@@ -189,8 +191,8 @@ class Sm90Consumer {
     const bool last_shared = has_last && last_shared_;
     shared_ = shared;
     if (shared) skip_query_parts();
-    // In the ring, the slot with the first keys of `unit` comes before that with the last values of
-    // `last`.
+    // In the ring, the slot with the first keys of `unit` comes before the slot with the last
+    // values of `last`.
     const MbarrierPhase k_full = ring_.next_full(true);
     int k_slot = ring_.take(true, has_keys);
     const MbarrierPhase v_full = ring_.next_full(false);

@@ -27,11 +27,12 @@ class Sm90Merge {
     mbarrier_init(smem.states_full(), 1);
   }
 
-  /// Arrives at a merge. If this warpgroup then has rows to merge, it puts them into its list for
-  /// merge_waiting(). Each warpgroup of a tile has an arrival counter for its own rows; only the
-  /// merge of a shared prefix has one counter for all rows. `is_final`: no tiles are left to
-  /// compute. The merge of a request that reads prefixes is only put into the list of
-  /// Sm90ReaderMerges, which arrives at it when the queue has ended.
+  /// Arrives at a merge. If this warpgroup then has rows to merge, puts them into this warpgroup's
+  /// list for merge_waiting(). Each warpgroup of a tile has an arrival counter for its own rows;
+  /// only the merge of a shared prefix has one counter for all rows. If the merge is that of a
+  /// request that reads prefixes, this call does not arrive. It puts the merge into the list of
+  /// Sm90ReaderMerges, which arrives at the merge when the queue has ended. `is_final`: no tiles
+  /// are left to compute.
   FLASHPLAN_DEVICE void arrive_at(int32_t number, bool is_final) const {
     // The record is loaded while other threads come to the barrier.
     const Merge merge = p_.schedule.merges[number];

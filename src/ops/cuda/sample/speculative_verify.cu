@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// speculative_verify() on CUDA: a cluster of CTAs has a request. As long as no draft of the same
-// parent was rejected, two numbers tell whether a draft is accepted: its token's probabilities in
-// the target's row and in the draft's. They are read for all drafts at once. Whole rows are read
-// only once a draft is rejected, and for the last token.
+// speculative_verify() on CUDA: a cluster of CTAs verifies the drafts of one request. If no draft
+// with the same parent was rejected before, two numbers decide whether a draft is accepted: the
+// probability of the draft's token in the target's row, and its probability in the draft's row. So
+// the kernel first reads these two numbers for all drafts at once. It reads whole rows only after
+// it has rejected a draft, to subtract the draft's row from the target's, and to draw the last
+// token.
 #include <cstdint>
 
 #include "flashplan/sampling.h"

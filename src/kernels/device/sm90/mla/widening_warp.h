@@ -61,13 +61,17 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
     uint32_t existing;
   };
 
-  /// Walks over the blocks of the queue; the warp with number kRecordWarp also brings the records
-  /// of tiles and their queries. For the first block of each tile this calls begin(number,
-  /// block_after), with the block's rows in `rows_`, and start(number), when `next_` has those of
-  /// the next block. For each block it then calls fill(number, has_next, block_after), with the
-  /// block's rows in `rows_` and those of the next block in `next_`; fill() returns the rows of the
-  /// block after the next one. `number`: of the block in the queue. `has_next`: whether the tile
-  /// has a next block. block_after(n) is the n-th block after this one. `queue_word`:
+  /// Walks over the blocks of the queue's tiles, and calls these functions in this order:
+  ///   begin(number, block_after)           for the first block of a tile, when `rows_` has the
+  ///                                        rows of this block
+  ///   start(number)                        for the first block of a tile, when `next_` also has
+  ///                                        the rows of the second block
+  ///   fill(number, has_next, block_after)  for each block of a tile. `rows_` has the rows of this
+  ///                                        block, and `next_` those of the next block. fill()
+  ///                                        returns the rows of the block after the next one.
+  /// `number` is the number of the block in the queue. `has_next` says whether the tile has a next
+  /// block. block_after(n) returns the block that comes n blocks after the current one. The warp
+  /// with number kRecordWarp also brings the records of the tiles and their queries. `queue_word`:
   /// this lane's word of QueueStart, from MlaRecordLoader::request_queue().
   template <typename Begin, typename Start, typename Fill>
   FLASHPLAN_DEVICE void for_each_slot(uint32_t queue_word, Begin begin, Start start, Fill fill) {
