@@ -10,10 +10,11 @@
 namespace flashplan {
 namespace {
 
-/// Which objects run() accepts as a tensor: those with a dtype of `kind`. If `stored_as` points to
-/// a dtype of 8 or 16 bits, run() also accepts uint8 or uint16 objects of the same size, and takes
-/// their bits for values of that dtype, because some frameworks have no such dtype themselves.
-/// Otherwise run() refuses uint8 and uint16 objects.
+/// The dtypes that run() accepts for one of its tensors: those of `kind` and, because some
+/// frameworks lack dtypes such as bfloat16, also the unsigned integer dtype with as many bits as
+/// *stored_as, uint8 or uint16. Such integers are the bits of values of dtype *stored_as. If
+/// `stored_as` is null or the dtype has more than 16 bits, no integers are accepted in place of
+/// other values.
 struct Accepted {
   TensorKind kind;
   const DType* stored_as = nullptr;

@@ -61,11 +61,11 @@ Device device_of(nb::handle object, const Producer& producer);
 
 struct CallStream;
 
-/// Imports the memory of an object. If the object's type has DLPack's C exchange API, the
-/// constructor uses this API, because it makes no Python call and does not synchronise. The import
-/// then only borrows the memory, which is valid as long as the object lives. Otherwise the
-/// constructor calls the object's __dlpack__(), and the import owns what this returns, so that the
-/// memory is valid as long as the import lives.
+/// The memory of a Python object, as DLPack describes it. If the object's type has DLPack's C
+/// exchange API, the constructor uses this API, because it makes no Python call and does not
+/// synchronise; the memory is then valid as long as the Python object lives. For all other types
+/// the constructor calls the object's __dlpack__(). The DlpackImport then owns the DLPack tensor
+/// that __dlpack__() returns, so the memory is valid as long as the DlpackImport lives.
 class DlpackImport {
  public:
   /// `stream` is the stream of the call. A producer without a current stream makes this stream wait

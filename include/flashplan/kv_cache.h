@@ -12,7 +12,8 @@
 
 namespace flashplan {
 
-/// The new tokens of a batch and the cache that they go to. All tensors are on one device.
+/// The keys and values of a batch's new tokens, and the cache that append_paged_kv() writes them
+/// to. All tensors must be on the same device.
 struct AppendTensors {
   TensorView k, v;     // [>= indptr[batch_size], num_kv_heads, head_dim], the new tokens, ragged
   TensorView k_cache;  // written: pages as KvLayout says; k's dtype or an 8-bit float
@@ -32,9 +33,9 @@ struct AppendTensors {
   TensorView batch_indices;
   TensorView positions;
   KvLayout layout = KvLayout::kNHD;
-  /// The cache stores key / k_scale for a key and value / v_scale for a value, computed in float32.
-  /// If a quotient is too large for the 8-bit format of a cache, the cache stores the format's
-  /// largest finite number. k_scale and v_scale must be normal floats > 0.
+  /// Keys are divided by k_scale, and values by v_scale, before they are stored. The divisions are
+  /// in float32. A result that is too large for a cache of 8-bit floats is stored as the largest
+  /// finite number of their format. k_scale and v_scale must be normal floats > 0.
   float k_scale = 1.0F;
   float v_scale = 1.0F;
   /// [1] or [num_kv_heads] float32, on the device of the caches, or empty: factors by which k_scale

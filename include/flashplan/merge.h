@@ -17,18 +17,19 @@ struct AttentionState {
   TensorView lse;
 };
 
-/// Merges `num_states` >= 1 states over disjoint keys into `out`, left to right in float32. If the
-/// lse of a row is NaN or +inf in any state, the lse and all of o of this row become NaN in `out`.
-/// NaN or infinity in o makes the same dim of `out` NaN or infinite. `out` may be one of the
-/// states, but must not overlap a state in any other way. If `base2` is false, the lse of the
-/// states and of `out` are natural logarithms; if it is true, they are logarithms to base 2.
+/// Merges `num_states` >= 1 attention states of the same queries over disjoint sets of keys, and
+/// writes the merged state to `out`. It adds the states in their order, in float32. If any state
+/// has an lse of NaN or +inf for a row, then `out` has NaN as the lse and as all elements of o for
+/// this row. If an element of o is NaN or infinite in a state, it is NaN or infinite in `out`, too.
+/// `out` may be one of the states, but must not share memory with a state in any other way. All lse
+/// are natural logarithms if `base2` is false, and logarithms to base 2 if it is true.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 ///   kInvalidArgument, kInvalidType  shapes, dtypes or devices differ, or `out` shares memory with
 ///                                   a part of an input; nothing was written
-///   kUnsupported                    on CUDA: there are more than 64 states, and they are not
-///                                   slices of one tensor (equal strides, and the same distance in
-///                                   memory from each state to the next)
+///   kUnsupported                    on CUDA: more than 64 states, unless all have equal strides
+///                                   and follow each other at equal distances in memory, as slices
+///                                   of one tensor do
 ///   kCudaError                      the launch failed
 FLASHPLAN_API Status merge_states(const AttentionState* states, int32_t num_states,
                                   const AttentionState& out, Stream stream = nullptr,

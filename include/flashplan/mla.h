@@ -32,10 +32,10 @@ struct MlaAppendTensors {
   TensorView positions;  // [>= tokens] int32 or int64; empty if there is no rotation
   /// Queries that are rotated in place: [>= tokens, num_heads, R] of kv_c's dtype, or empty.
   TensorView q_pe;
-  /// The cache stores key / scale, computed in float32. If a quotient is too large for an 8-bit
-  /// format, the cache stores the format's largest finite number. The scale is a normal float > 0.
-  /// It is 1 with kFp8DsMla, where each 128 latent dims have a scale of their own: their largest
-  /// magnitude / 448.
+  /// Keys are divided by `scale`, in float32, before they are stored. A result that is too large
+  /// for a cache of 8-bit floats is stored as the largest finite number of their format. `scale`
+  /// must be a normal float > 0. It must be 1 with kFp8DsMla, where each 128 latent dims have a
+  /// scale of their own: their largest magnitude / 448.
   float scale = 1.0F;
   float eps = 1e-6F;  // added to the mean of the squares; >= 0
 };

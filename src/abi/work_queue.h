@@ -66,24 +66,27 @@ constexpr int32_t kMostSplitsPerQueue = 2;
 ///
 ///   1. When a run begins, all counters are 0: a GPU kernel leaves them at 0, and the CPU engine
 ///      clears them before each run.
-///   2. A work tile arrives once at its merge, after it has written its states. In the sm90 kernels
-///      each warpgroup that has rows of the tile arrives by itself, unless the tile is a reader's.
-///      The last work tile to arrive sees all states. If the rows are a request's, it merges them.
-///   3. The last work tile to arrive at the merge of a prefix arrives at the merges of the prefix's
-///      readers.
-///   4. After its arrival, a work tile that is not the last one does not write the counter or read
-///      states, with two exceptions. In a merge of many rows, several CTAs may each merge some of
-///      the rows: kernels/device/merge_part.h says what the bits of the counter then mean. In the
-///      sm90 kernels, a prefix that is the last to arrive at a reader's merge only marks the
-///      counter of this merge, and a CTA that has computed all its work tiles merges the reader's
-///      rows: kernels/device/sm90/reader_merges.h.
+///   2. Whoever computes a work tile writes the tile's states, and then arrives once at its merge.
+///      In the sm90 kernels each warpgroup does so for its own rows of the tile, except that a CTA
+///      arrives for tiles of readers only when its queue has ended. After the last arrival all
+///      states of the merge are written. If the merge is a request's, whoever arrived last merges
+///      the states.
+///   3. If the merge is a prefix's, whoever arrived last arrives at the merges of all readers of
+///      the prefix.
+///   4. Whoever arrived, but not last, neither writes the counter again nor reads states. There are
+///      two exceptions. If a merge has many rows, several CTAs may divide them, and each merges
+///      some: kernels/device/merge_part.h says what the bits of the counter mean then. And in the
+///      sm90 kernels, when a prefix makes the last arrival at the merge of a reader, the counter of
+///      that merge is only marked; a CTA that has computed all its work tiles merges the states:
+///      kernels/device/sm90/reader_merges.h.
 struct Arrivals {
   int32_t counters[4];
 };
 
-/// The bounds of a work queue and copies of its first records, side by side, so that a CTA loads
-/// all of them at once. From the schedule's arrays the CTA would have to load them one after the
-/// other, because the bounds say where a work tile is, and the work tile says where its segment is.
+/// What a CTA needs to begin its work queue: the bounds of the queue, and copies of its first work
+/// tiles and of their segments. The CTA loads all of this at once. Without the copies it would wait
+/// for three loads, one after the other: the bounds, which give the index of a work tile; the work
+/// tile, which gives the index of its segment; and the segment.
 struct alignas(16) QueueStart {
   int32_t begin;  // index of the queue's first work tile
   int32_t end;

@@ -183,8 +183,9 @@ def run_once(tool):
         test_rope.check_rope(rng, fp.Rope(), framework, dtype=dtype, strided=True)
         count += 5
     for name, options in test_sampling.FILTERS.items():
-        # If counted_kernel() reads a row a second time, each warp stores a sum, and after a barrier
-        # one warp adds up these sums. racecheck does not see this barrier and reports a race.
+        # counted_kernel() may read a row a second time. Each warp then stores a sum in shared
+        # memory, all warps wait at a barrier, and one warp reads the sums. racecheck overlooks the
+        # barrier, and reports a race between the stores and the reads.
         if tool == "racecheck" and name in ("p tiny", "p 0.8", "p 0.999"):
             continue
         clusters = name in ("k 5", "p 0.3", "all")

@@ -104,12 +104,12 @@ class Scheduler {
   void take_queues(int32_t num_queues) noexcept { shape_.num_ctas = num_queues; }
 
   /// Writes the schedule of `batch`, which has been validated against the bounds, to `memory`.
-  /// A prefix of `groups` is computed once for all its requests, if that is predicted to save time.
-  /// To find out, make() builds up to three schedules. The first schedule shares prefixes. If it
-  /// shares any and gains_by_prefixes() is false, make() builds a second one that shares nothing.
-  /// If the second one is predicted to be slower, make() builds the first one again, because
-  /// `memory` has room for one schedule. For each schedule QueueFiller tries several capacities of
-  /// the queues.
+  /// Sharing a prefix of `groups` means to compute it once for all requests that begin with it.
+  /// make() shares prefixes if that is predicted to save time. It first builds the schedule that
+  /// shares them. If some prefix is shared and gains_by_prefixes() is false, it builds the schedule
+  /// that shares none, and keeps the faster one of the two by prediction. `memory` has room for one
+  /// schedule, so if that is the first one, it is built again. For each schedule QueueFiller tries
+  /// several capacities of the queues.
   void make(const Batch& batch, std::span<const PrefixGroup> groups, const ScheduleMemory& memory);
 
   const Schedule& schedule() const noexcept { return schedule_; }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two matrix products of attention for one warp: 16 * kMmaM query rows against kKeys keys.
 //
-// 8-bit keys and values are widened in registers. ldmatrix moves 16-bit units, so the dims of 8-bit
-// rows arrive in registers in another order, which the fragments of q and the accumulators of o
-// must follow:
-//   of the 16 dims of a k-step, places 2c, 2c+1, 2c+8 and 2c+9 have dims 4c .. 4c+3, and
-//   the 8-column tiles 2b and 2b+1 of o have the even and the odd dims of group b.
-// Here c = lane % 4, and b counts the groups of 16 dims.
+// 8-bit keys and values are widened in registers. ldmatrix moves 16-bit units, so a lane gets other
+// dims of 8-bit rows than of 16-bit rows. The fragments of q and the accumulators of o follow this
+// order of the dims. In each group of 16 dims, with c = lane % 4:
+//   In q and k, a lane has dims 4c, 4c+1, 4c+2 and 4c+3; of 16-bit rows it would have dims 2c,
+//   2c+1, 2c+8 and 2c+9.
+//   In o, the first of the group's two tiles of 8 columns has the even dims, and the second tile
+//   has the odd dims.
 #pragma once
 
 #include "kernels/device/numeric.h"
@@ -54,10 +55,10 @@ FLASHPLAN_DEVICE void load_query_fragment(uint32_t (&a)[4], uint32_t address, in
   }
 }
 
-/// Puts the dims of kRows query rows from `first_row` on into the order of 8-bit keys, by one warp,
-/// so that one ldmatrix loads a fragment. Without this order, two loads would fill two registers
-/// each. The registers would then be moved for each product, because a product takes four
-/// consecutive registers.
+/// Puts the dims of kRows query rows from `first_row` on into the order of 8-bit keys, by one warp.
+/// One ldmatrix then loads the four registers of a fragment. In the order of memory, a fragment
+/// would be in two registers of one load and two of another, and be copied to four consecutive
+/// registers for each product.
 template <DType kQ, int kHeadDim, int kRows>
 FLASHPLAN_DEVICE void permute_query_dims(uint32_t q_tile, int first_row, int lane) {
   using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
@@ -111,13 +112,13 @@ struct ValueLayout {
   }
 };
 
-/// s += q k^T for the kKeys keys of a tile from `first_key` on. The warp's query rows, the dims and
-/// the keys are taken 16 at a time. `query_fragment(a, m, k)` loads the fragment of the m-th 16
-/// query rows and the k-th 16 dims into `a`. A group of products has 16 keys. The fragment of its
-/// keys is loaded two groups ahead, because a scheduler has only two warps, too few to hide the
-/// latency of shared memory. `meanwhile()` is called while the first loads are in flight.
-/// `transform(pair, key, dim)` returns the replacement of `pair`, the elements dim and dim + 1 of
-/// key number `key` of the tile.
+/// s += q k^T for the kKeys keys of a tile from `first_key` on. `query_fragment(a, m, k)`
+/// loads into `a` query rows 16 * m to 16 * m + 15 of the warp, and of these rows dims 16 * k to
+/// 16 * k + 15. Keys are loaded 16 at a time. While the products with 16 keys are computed, the
+/// next two loads are in flight: a scheduler has only two warps, which alone do not hide the
+/// latency of shared memory. `meanwhile()` is called while the
+/// first loads are in flight. `transform(pair, key, dim)` returns what replaces `pair`, the
+/// elements dim and dim + 1 of key number `key` of the tile.
 template <DType kQ, DType kKv, int kHeadDim, int kMmaM, int kKeys, typename QueryFragment,
           typename Meanwhile, typename Transform>
 FLASHPLAN_DEVICE void gemm_qk(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_tile, int first_key,
@@ -197,10 +198,9 @@ FLASHPLAN_DEVICE void pack_weights(uint32_t (&a)[4], const float (&first)[4],
 }
 
 /// o += weights * v for the kKeys keys of a tile from `first_key` on, and dims from `first_dim` on.
-/// The warp's query rows and the keys are taken 16 at a time. `weight_fragment(a, m, step)` loads
-/// the fragment of the weights of the m-th 16 query rows and the `step`-th 16 keys into `a`.
-/// `transform(pair, key, dim)` returns the replacement of `pair`, the elements `dim` of keys number
-/// `key` and key + 1 of the tile.
+/// `weight_fragment(a, m, step)` loads into `a` the weights that query rows 16 * m to 16 * m + 15
+/// of the warp give to keys 16 * step to 16 * step + 15. `transform(pair, key, dim)` returns what
+/// replaces `pair`, the elements `dim` of keys number `key` and key + 1 of the tile.
 template <DType kWeight, DType kKv, int kHeadDim, int kKeys, int kMmaM, int kDimTiles,
           typename WeightFragment, typename Transform>
 FLASHPLAN_DEVICE void gemm_pv(float (&o)[kMmaM][kDimTiles][4], uint32_t v_tile, int first_dim,
