@@ -151,13 +151,8 @@ struct BlockOfWarp {
 __device__ inline void write_token_of_block(const SampleParams& p, int32_t row, int32_t id,
                                             uint32_t weight, uint64_t sum_of_block, uint64_t mass,
                                             uint64_t total) {
-  float logprob = 0.0F;
-  if (p.logprobs != nullptr) {
-    const double part = static_cast<double>(mass) * static_cast<double>(weight);
-    const double all = static_cast<double>(total) * static_cast<double>(sum_of_block);
-    logprob = log_of_ratio(part, all);
-  }
-  write_result(p, row, id, logprob, SampleError::kNone);
+  write_token(p, row, id, static_cast<double>(mass) * static_cast<double>(weight),
+              static_cast<double>(total) * static_cast<double>(sum_of_block));
 }
 
 }  // namespace flashplan::cuda

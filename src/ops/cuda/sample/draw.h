@@ -190,14 +190,10 @@ __device__ void sum_candidates(Row& row, const Cut& cut) {
   }
 }
 
-/// Writes a token and its log-probability. `total`: the sum of the weights of all kept elements.
+/// Writes a token. `total`: the sum of the weights of all kept elements.
 template <class Row>
 __device__ void write_token(Row& row, uint32_t id, uint32_t weight, uint64_t total) {
-  float logprob = 0.0F;
-  if (row.p.logprobs != nullptr) {
-    logprob = log_of_ratio(static_cast<double>(weight), static_cast<double>(total));
-  }
-  row.write(static_cast<int32_t>(id), logprob, SampleError::kNone);
+  write_token(row.p, row.index(), static_cast<int32_t>(id), weight, static_cast<double>(total));
 }
 
 /// Finds the token in the segment of the warp's thread place.index, and writes it. One warp calls

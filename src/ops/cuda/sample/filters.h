@@ -41,13 +41,12 @@ __device__ SampleError load_row(Row& row) {
   send_largest(row, key_of(largest));
   __syncthreads();  // the parameters have been read
   row.largest = sampling::value_of(receive_largest(row));
-  if (row.largest != row.largest) return SampleError::kNotANumber;
   if (Row::kIsFromProbs) {
+    if (row.largest != row.largest) return SampleError::kNotANumber;
     const bool fits = row.largest > 0.0F && row.largest <= 1.01F;
     return fits ? SampleError::kNone : SampleError::kProbabilities;
   }
-  if (row.largest == INFINITY) return SampleError::kNotANumber;
-  return row.largest == -INFINITY ? SampleError::kNoToken : SampleError::kNone;
+  return error_of_logits(row.largest);
 }
 
 /// Returns the mass of the row. If filters are joint, stores it for top-p, which then keeps a part

@@ -126,7 +126,7 @@ __device__ void fill_bins(Row& row, const Cut& cut) {
   }
 }
 
-/// Adds the part's elements with keys from row.least to row.most to bins of 2^shift keys each.
+/// Adds the part's elements with the keys row.keys to bins of 2^shift keys each.
 template <bool kByWeight, class Row>
 __device__ void fill_bins_by_key(Row& row, const Cut& cut, int shift) {
   clear_bins(row);
@@ -139,8 +139,10 @@ __device__ void fill_bins_by_key(Row& row, const Cut& cut, int shift) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const uint32_t key = key_of(x[e]);
-      const bool takes_part = key >= row.least && key <= row.most && i + e < row.part.count();
-      bins[e] = takes_part ? static_cast<int>((key - row.least) >> shift) : Bins::first_of_lane();
+      const bool takes_part =
+          key >= row.keys.least && key <= row.keys.most && i + e < row.part.count();
+      bins[e] =
+          takes_part ? static_cast<int>((key - row.keys.least) >> shift) : Bins::first_of_lane();
       amounts[e] = takes_part ? amount_of_key<kByWeight>(row, key, cut) : 0U;
     }
     row.shared.bins.add(bins, amounts);
@@ -154,40 +156,6 @@ __device__ uint32_t amount_of_key(Row& row, uint32_t key, const Cut& cut) {
   if (!kByWeight) return 1;
   if (key <= cut.key) return 0;
   return row.kept_weight_of(sampling::value_of(key), cut);
-}
-
-template <class Row>
-__device__ int shift_of_keys(Row& row) {
-  return KeyRange{row.least, row.most}.shift();
-}
-
-template <class Row>
-__device__ void narrow(Row& row, int bin, int shift) {
-  KeyRange keys{row.least, row.most};
-  keys.narrow(bin, shift);
-  set_keys(row, keys);
-}
-template <class Row>
-__device__ void set_keys(Row& row, const KeyRange& keys) {
-  row.least = keys.least;
-  row.most = keys.most;
-}
-
-/// Narrows the range of keys [row.least, row.most] by KeyRange::narrow().
-template <class ForEach, class Row>
-__device__ uint64_t find_range(Row& row, uint64_t wanted, uint64_t above, const ForEach& for_each) {
-  KeyRange keys{row.least, row.most};
-  // Only this CTA's place in row.groups is used: other CTAs may already be sending to theirs.
-  uint64_t* groups = row.groups + cluster_rank() * kGroups;
-  above = keys.narrow(row.shared.bins, groups, row.shared.found, wanted, above, for_each);
-  set_keys(row, keys);
-  return above;
-}
-/// Narrows row.least and row.most to one key.
-template <class ForEach, class Row>
-__device__ uint64_t find_key(Row& row, uint64_t wanted, uint64_t above, const ForEach& for_each) {
-  while (row.least != row.most) above = find_range(row, wanted, above, for_each);
-  return above;
 }
 
 /// What the first histogram divides into bins; it grows with x. For a logit it is the negative

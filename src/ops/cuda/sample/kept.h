@@ -182,33 +182,24 @@ class KeptOfRow {
   /// Reads the listed elements, whose ids are known, and adds their keys to the list. Returns the
   /// sum of amount_of() over them.
   __device__ uint64_t read_listed() {
-    KeyRange keys{~0U, 0U};
+    KeyRange keys;
     uint64_t amount = 0;
     for_each([&](uint64_t& element) {
       const float x = elements_.at(static_cast<int>(id_in(element)));
       const uint32_t key = key_of(x);
-      keys = {min(keys.least, key), max(keys.most, key)};
+      keys.include(key);
       amount += amount_of(x);
       element |= uint64_t{key} << 32;
     });
-    share_keys(keys);
+    find_keys_of_all(keys);
     return sum_of_cta(amount);
   }
   /// Sets keys_ to the smallest and the largest of all threads' keys.
-  __device__ void share_keys(KeyRange keys) {
-    if (threadIdx.x == 0) {
-      common_.least = ~0U;
-      common_.most = 0;
-    }
+  __device__ void find_keys_of_all(const KeyRange& own) {
+    if (threadIdx.x == 0) common_.keys = {};
     __syncthreads();
-    keys.least = ~__reduce_max_sync(~0U, ~keys.least);
-    keys.most = __reduce_max_sync(~0U, keys.most);
-    if (lane_of_thread() == 0) {
-      atomicMin(&common_.least, keys.least);
-      atomicMax(&common_.most, keys.most);
-    }
-    __syncthreads();
-    keys_ = {common_.least, common_.most};
+    share_keys(common_, own);
+    keys_ = common_.keys;
   }
 
   /// The list: each element has the key in the high half and the id in the low one.
@@ -230,11 +221,10 @@ class KeptOfRow {
   }
   static __device__ uint32_t id_in(uint64_t element) { return static_cast<uint32_t>(element); }
 
-  __device__ uint64_t sum_of_cta(uint64_t value) {
-    const uint64_t sum = sums_of_cta(value, common_.warp_values).all;
-    __syncthreads();  // all have read the sums of warps
-    return sum;
+  __device__ uint64_t sum_of_cta(uint64_t value) const {
+    return cuda::sum_of_cta(value, common_.warp_values);
   }
+  __device__ KeySearch search() const { return {common_.bins, shared_.groups, common_.found}; }
 
   // --- A range with more elements than the list ---
 
@@ -263,7 +253,7 @@ class KeptOfRow {
       most = fmaxf(most, x);
       ++num;
     });
-    share_keys({key_of(least), key_of(most)});
+    find_keys_of_all({key_of(least), key_of(most)});
     return sum_of_cta(num) * amount_of_key(keys_.least);
   }
   /// Narrows keys_ to fewer keys, among them that of the threshold. Returns the range of the values
@@ -272,13 +262,12 @@ class KeptOfRow {
     if (by_count_) {
       keys_ = divide_by_counts(elements_, keys_, wanted_amount(), shared_, common_);
     } else {
-      keys_.narrow(common_.bins, shared_.groups, common_.found, wanted_amount(), above_,
-                   [&](const auto& add) {
-                     for_each_of_row([&](float x) {
-                       const uint32_t weight = weight_of(x);
-                       if (weight != 0) add(key_of(x), weight);
-                     });
-                   });
+      keys_.narrow(search(), wanted_amount(), above_, [&](const auto& add) {
+        for_each_of_row([&](float x) {
+          const uint32_t weight = weight_of(x);
+          if (weight != 0) add(key_of(x), weight);
+        });
+      });
     }
     return {sampling::value_of(keys_.least), sampling::value_of(keys_.most + 1)};
   }
@@ -300,14 +289,10 @@ class KeptOfRow {
   /// range, the one key that all these elements have. Also finds the mass that the cut keeps.
   __device__ void find_cut() {
     const uint64_t wanted = wanted_amount();
-    uint64_t above = amount_above();
-    while (keys_.least != keys_.most) {
-      above = keys_.narrow(
-          common_.bins, shared_.groups, common_.found, wanted, above, [&](const auto& add) {
-            for_each(
-                [&](uint64_t element) { add(key_in(element), amount_of_key(key_in(element))); });
-          });
-    }
+    const uint64_t above =
+        keys_.narrow_to_one(search(), wanted, amount_above(), [&](const auto& add) {
+          for_each([&](uint64_t element) { add(key_in(element), amount_of_key(key_in(element))); });
+        });
     cut_.key = keys_.least;
     tie_ = weight_of(sampling::value_of(cut_.key));
     cut_.num_ties = by_count_ ? static_cast<uint32_t>(wanted - above)
@@ -345,12 +330,9 @@ class KeptOfRow {
     for_each_tie([&](uint32_t /*id*/) { ++num_ties; });
     if (sum_of_cta(num_ties) <= cut_.num_ties) return;
     KeyRange ids{0, last};  // counted from the end of the row
-    uint64_t above = 0;
-    while (ids.least != ids.most) {
-      above = ids.narrow(
-          common_.bins, shared_.groups, common_.found, cut_.num_ties, above,
-          [&](const auto& add) { for_each_tie([&](uint32_t id) { add(last - id, 1U); }); });
-    }
+    ids.narrow_to_one(search(), cut_.num_ties, 0, [&](const auto& add) {
+      for_each_tie([&](uint32_t id) { add(last - id, 1U); });
+    });
     last_tie_ = last - ids.least;
   }
   __device__ uint32_t kept_weight(uint32_t key, uint32_t id) const {
@@ -420,11 +402,7 @@ class KeptOfRow {
   }
 
   __device__ void write(uint32_t id, uint32_t weight) const {
-    float logprob = 0.0F;
-    if (p_.logprobs != nullptr) {
-      logprob = log_of_ratio(static_cast<double>(weight), static_cast<double>(above_));
-    }
-    write_result(p_, row_, static_cast<int32_t>(id), logprob, SampleError::kNone);
+    cuda::write_token(p_, row_, static_cast<int32_t>(id), weight, static_cast<double>(above_));
   }
 
   const SampleParams& p_;

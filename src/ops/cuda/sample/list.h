@@ -77,7 +77,7 @@ class SampleList {
     }
   }
 
-  /// The candidates of this thread as find_range() and find_key() take them: each counts 1 or, by
+  /// The candidates of this thread as KeyRange::narrow() takes them: each counts 1 or, by
   /// weight, what it adds to the mass above the cut.
   template <bool kByWeight>
   __device__ auto amounts() const {
@@ -121,31 +121,32 @@ class SampleList {
   template <class AmountOf>
   __device__ uint32_t find_id(uint64_t wanted, const AmountOf& amount_of) {
     const auto last = static_cast<uint32_t>(row_.p.vocab - 1);
-    row_.least = 0;
-    row_.most = last;
-    find_key(row_, wanted, 0, [&](const auto& add) {
+    KeyRange ids{0, last};  // counted from the end of the row
+    ids.narrow_to_one(row_.search(), wanted, 0, [&](const auto& add) {
       for_each([&](uint32_t key, uint32_t id) { add(last - id, amount_of(key, id)); });
     });
-    return last - row_.least;
+    return last - ids.least;
   }
 
   /// Takes the row's largest value from shared memory, after the row has been read. Returns false
   /// if the value shows an error of the row.
   __device__ bool read_largest() {
-    row_.scale.largest = sampling::value_of(row_.shared.most);
-    return fabsf(row_.scale.largest) < INFINITY;
+    row_.scale.largest = sampling::value_of(row_.shared.keys.most);
+    return error_of_logits(row_.scale.largest) == SampleError::kNone;
   }
 
   // --- Where the list has all that the filters may keep ---
+
+  /// A range that all listed elements are in.
+  __device__ KeyRange listed_keys() const { return {key_of(bound_), row_.shared.keys.most}; }
 
   /// Draws and writes the token if few candidates may be kept; else returns false.
   __device__ bool draw_from_few_listed() {
     uint32_t least = 1;  // the smallest key that may be kept
     if (top_k_ < row_.p.vocab && num_listed_ > kMostFew / 4 && num_listed_ >= top_k_) {
-      row_.least = key_of(bound_);
-      row_.most = row_.shared.most;
-      find_range(row_, static_cast<uint64_t>(top_k_), 0, amounts<false>());
-      least = row_.least;
+      KeyRange keys = listed_keys();
+      keys.narrow(row_.search(), static_cast<uint64_t>(top_k_), 0, amounts<false>());
+      least = keys.least;
     }
     if (threadIdx.x == 0) row_.shared.num_candidates = 0;
     __syncthreads();
@@ -164,12 +165,11 @@ class SampleList {
   /// Finds the cut among the listed elements. If these are fewer than top_k, min-p drops all other
   /// elements of the row, so top-k drops nothing more.
   __device__ void filter() {
-    row_.least = key_of(bound_);
-    row_.most = row_.shared.most;
+    KeyRange keys = listed_keys();
     if (top_k_ < row_.p.vocab && num_listed_ >= top_k_) {
       const auto wanted = static_cast<uint64_t>(top_k_);
-      const uint64_t above = find_key(row_, wanted, 0, amounts<false>());
-      cut_ = {row_.least, static_cast<uint32_t>(wanted - above), cut_.min_weight};
+      const uint64_t above = keys.narrow_to_one(row_.search(), wanted, 0, amounts<false>());
+      cut_ = {keys.least, static_cast<uint32_t>(wanted - above), cut_.min_weight};
     }
     if (row_.shared.top_p >= 1.0F) return;
     const uint64_t all = mass_above_cut();
@@ -177,9 +177,9 @@ class SampleList {
         row_.shared.top_p, all + uint64_t{cut_.num_ties} * row_.weight_of_tie(cut_));
     uint64_t above = all;
     if (all >= wanted) {
-      row_.most = row_.shared.most;
-      above = find_key(row_, wanted, 0, amounts<true>());
-      cut_.key = row_.least;
+      keys.most = row_.shared.keys.most;
+      above = keys.narrow_to_one(row_.search(), wanted, 0, amounts<true>());
+      cut_.key = keys.least;
       cut_.num_ties = 1;
     }
     cut_.num_ties = sampling::ties_to_reach(wanted, above, row_.weight_of_tie(cut_));

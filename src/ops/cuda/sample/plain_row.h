@@ -178,8 +178,7 @@ class PlainRow {
       if (key == OfWarp::kKeyOfNan) return SampleError::kNotANumber;
       return key == OfWarp::kKeyOfError ? SampleError::kProbabilities : SampleError::kNone;
     }
-    if (!(scale_.largest < INFINITY)) return SampleError::kNotANumber;
-    return scale_.largest == -INFINITY ? SampleError::kNoToken : SampleError::kNone;
+    return error_of_logits(scale_.largest);
   }
   /// The largest key of the CTA's threads. All threads call it. It has a barrier; another one must
   /// come before the next call, which uses the same shared memory.

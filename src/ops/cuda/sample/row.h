@@ -43,7 +43,7 @@ struct SampleShared {
     uint64_t sums[kRowWarps][kValues];  // sums of each warp
   };
   uint32_t num_candidates;  // this CTA's candidates, with those that have no place in its list
-  uint32_t least, most;     // smallest and largest key of its candidates
+  KeyRange keys;            // smallest and largest key of its candidates
   uint32_t selected[2];     // the ends of a range of bins
   uint64_t own_above;       // the mass of this CTA's elements above the candidates
   uint64_t wanted;          // the count or mass that the threshold must reach
@@ -90,6 +90,13 @@ __device__ inline void write_result(const SampleParams& p, int32_t row, int32_t 
   if (p.status != nullptr) p.status[row] = static_cast<int32_t>(error);
 }
 
+/// Writes a token, and the logarithm of its probability, part / all.
+__device__ inline void write_token(const SampleParams& p, int32_t row, int32_t id, double part,
+                                   double all) {
+  const float logprob = p.logprobs != nullptr ? log_of_ratio(part, all) : 0.0F;
+  write_result(p, row, id, logprob, SampleError::kNone);
+}
+
 /// Whether a request has no row of the logits to draw from; writes the error.
 __device__ inline bool is_without_row(const SampleParams& p, int32_t row) {
   if (p.logits_row(row) >= 0) return false;
@@ -113,6 +120,36 @@ __device__ inline SumsOfCta sums_of_cta(uint64_t own, uint64_t (&of_warps)[kMaxC
   __syncthreads();
   const uint64_t of_warp = lane < kRowWarps ? of_warps[lane][0] : 0;
   return {sum_of_warp(lane < warp ? of_warp : 0) + to_lane - own, sum_of_warp(of_warp)};
+}
+
+/// The sum of a value over the threads of the CTA, below 2^54. All threads of the CTA call it; no
+/// barrier is due before `of_warps` is written again.
+__device__ inline uint64_t sum_of_cta(uint64_t value, uint64_t (&of_warps)[kMaxCluster][2]) {
+  value = sum_of_warp(value);
+  const int lane = lane_of_thread();
+  if (lane == 0) of_warps[warp_of_thread()][0] = value;
+  __syncthreads();
+  value = sum_of_warp(lane < kRowWarps ? of_warps[lane][0] : 0);
+  __syncthreads();
+  return value;
+}
+
+/// Extends shared.keys to the keys of all threads. All threads of the CTA call it, and see the
+/// result when it returns.
+__device__ inline void share_keys(SampleShared& shared, const KeyRange& own) {
+  const uint32_t least = ~__reduce_max_sync(~0U, ~own.least);
+  const uint32_t most = __reduce_max_sync(~0U, own.most);
+  if (lane_of_thread() == 0) {
+    atomicMin(&shared.keys.least, least);
+    atomicMax(&shared.keys.most, most);
+  }
+  __syncthreads();
+}
+
+/// The error of a row of logits, by the largest of them; NaN if one of them is NaN.
+__device__ inline SampleError error_of_logits(float largest) {
+  if (!(largest < INFINITY)) return SampleError::kNotANumber;
+  return largest == -INFINITY ? SampleError::kNoToken : SampleError::kNone;
 }
 
 __device__ inline SampleError error_of_parameters(float temperature, int32_t top_k, float top_p,
@@ -242,15 +279,13 @@ struct SampleRow {
     return __reduce_max_sync(~0U, static_cast<uint32_t>(exchange.value_of_rank(0)));
   }
 
-  /// The sum over the threads of the CTA of values whose sum is below 2^54. All threads call it.
-  __device__ uint64_t sum_of_cta(uint64_t value) {
-    value = sum_of_warp(value);
-    const int lane = lane_of_thread();
-    if (lane == 0) shared.warp_values[warp_of_thread()][0] = value;
-    __syncthreads();
-    value = sum_of_warp(lane < kRowWarps ? shared.warp_values[lane][0] : 0);
-    __syncthreads();
-    return value;
+  __device__ uint64_t sum_of_cta(uint64_t value) const {
+    return cuda::sum_of_cta(value, shared.warp_values);
+  }
+  /// For a search by this CTA alone. It uses only this CTA's place in `groups`: other CTAs may
+  /// already be sending to theirs.
+  __device__ KeySearch search() const {
+    return {shared.bins, groups + cluster_rank() * kGroups, shared.found};
   }
 
   /// Tells all CTAs the sums of shared.warp_values over the warps.
@@ -276,8 +311,7 @@ struct SampleRow {
   float largest = 0.0F;
 
   // For the search of a threshold (see threshold.h).
-  uint32_t least = 0;  // the smallest of the keys that a histogram divides, or of the candidates'
-  uint32_t most = 0;
+  KeyRange keys;  // those that a histogram divides, or those of the candidates
   uint32_t num_gathers = 0;
   bool lists_have_bins = false;  // the memory of the lists has bins, which CTAs may still read
   bool has_too_many = false;     // the lists have no room for all candidates, so some are missing

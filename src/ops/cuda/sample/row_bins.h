@@ -139,10 +139,22 @@ __device__ inline Bin find_bin(const Bins& bins, uint64_t* groups, uint64_t abov
   return found;
 }
 
+/// The shared memory with which a CTA searches a key.
+struct KeySearch {
+  Bins& bins;
+  uint64_t* groups;  // sums of kGroups groups
+  Bin& found;
+};
+
 /// The keys among which a threshold is searched.
 struct KeyRange {
-  uint32_t least, most;
+  uint32_t least = ~0U;
+  uint32_t most = 0;
 
+  __device__ void include(uint32_t key) {
+    least = min(least, key);
+    most = max(most, key);
+  }
   /// A bin gets 2^shift() keys, so that there are at most 2^log_bins bins.
   __device__ int shift(int log_bins = kLogKeyBins) const {
     return max(32 - __clz(static_cast<int>(most - least)) - log_bins, 0);
@@ -157,18 +169,25 @@ struct KeyRange {
   /// the elements of this thread. Returns the sum before that bin. All threads of the CTA call
   /// narrow().
   template <class ForEach>
-  __device__ uint64_t narrow(Bins& bins, uint64_t* groups, Bin& found, uint64_t wanted,
-                             uint64_t above, const ForEach& for_each) {
+  __device__ uint64_t narrow(const KeySearch& search, uint64_t wanted, uint64_t above,
+                             const ForEach& for_each) {
     const int shift_of_bin = shift();
-    bins.clear();
+    search.bins.clear();
     __syncthreads();
     for_each([&](uint32_t key, uint32_t amount) {
       if (key >= least && key <= most)
-        bins.add(static_cast<int>((key - least) >> shift_of_bin), amount);
+        search.bins.add(static_cast<int>((key - least) >> shift_of_bin), amount);
     });
-    const Bin bin = find_bin(bins, groups, above, wanted, found);
+    const Bin bin = find_bin(search.bins, search.groups, above, wanted, search.found);
     narrow(bin.index, shift_of_bin);
     return bin.above;
+  }
+  /// Narrows the keys in this way to one key.
+  template <class ForEach>
+  __device__ uint64_t narrow_to_one(const KeySearch& search, uint64_t wanted, uint64_t above,
+                                    const ForEach& for_each) {
+    while (least != most) above = narrow(search, wanted, above, for_each);
+    return above;
   }
 };
 

@@ -34,8 +34,7 @@ class SampleStream : SampleList<kDType> {
   __device__ bool run() {
     if (threadIdx.x == 0) {
       row_.part.prefetch(kPrefetched);
-      row_.shared.least = ~0U;
-      row_.shared.most = 0;
+      row_.shared.keys = {};
       row_.read_parameters();
     }
     __syncthreads();
@@ -98,13 +97,12 @@ class SampleStream : SampleList<kDType> {
       largest = fmaxf(largest, of_word);
       smallest = fminf(smallest, of_word);
     });
-    share_extremes(row_, key_of(smallest), key_of(largest));
-    const uint32_t least = row_.shared.least;
-    row_.most = row_.shared.most;
+    share_keys(row_.shared, {key_of(smallest), key_of(largest)});
+    const KeyRange probed = row_.shared.keys;
     __syncthreads();  // gather() changes the shared range
     if (cut_.min_weight != 0) {
       min_p_depth_ = row_.depth_of_min_p(cut_.min_weight);
-      bound_ = sampling::value_of(row_.most) - min_p_depth_;
+      bound_ = sampling::value_of(probed.most) - min_p_depth_;
     }
     if (top_k_ > kMostStreamedTopK) return true;
     // At least top_k words have a largest element that reaches the least key of the range that is
@@ -112,15 +110,15 @@ class SampleStream : SampleList<kDType> {
     // found so far count as one key, so that the others are divided into narrow ranges.
     constexpr int kNumWords = kProbed / kVec;
     constexpr uint32_t kSpan = 1U << 26;  // a range of keys: eight powers of two
-    const uint32_t low = row_.most - min(row_.most - least, kSpan);
-    row_.least = low;
-    find_range(row_, static_cast<uint64_t>(top_k_), 0, [&](const auto& add) {
+    const uint32_t low = probed.most - min(probed.most - probed.least, kSpan);
+    KeyRange keys{low, probed.most};
+    keys.narrow(row_.search(), static_cast<uint64_t>(top_k_), 0, [&](const auto& add) {
       for (int w = static_cast<int>(threadIdx.x); w < kNumWords; w += kRowThreads) {
         add(max(words()[w], low), 1U);
       }
     });
-    if (row_.least == low) row_.least = least;
-    bound_ = fmaxf(bound_, sampling::value_of(row_.least));
+    const uint32_t least = keys.least == low ? probed.least : keys.least;
+    bound_ = fmaxf(bound_, sampling::value_of(least));
     return true;
   }
 
@@ -154,11 +152,11 @@ class SampleStream : SampleList<kDType> {
           if (cut_.min_weight == 0) return;
           const uint32_t most = __reduce_max_sync(~0U, key_of(largest));
           // After each of its blocks, a warp raises its bound to what `most` of all warps allows.
-          if (lane_of_thread() == 0) atomicMax(&row_.shared.most, most);
-          const uint32_t of_all = *static_cast<volatile uint32_t*>(&row_.shared.most);
+          if (lane_of_thread() == 0) atomicMax(&row_.shared.keys.most, most);
+          const uint32_t of_all = *static_cast<volatile uint32_t*>(&row_.shared.keys.most);
           bound = fmaxf(bound, sampling::value_of(of_all) - min_p_depth_);
         });
-    share_extremes(row_, ~0U, key_of(largest));
+    share_keys(row_.shared, {~0U, key_of(largest)});
   }
 
   float min_p_depth_ = 0.0F;  // how far below the largest value min-p may keep elements

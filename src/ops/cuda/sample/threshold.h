@@ -26,16 +26,15 @@ __device__ inline int sent_of(int num_candidates) {
 
 /// Sends those of the part's elements that are in `range` to the lists that all CTAs have, and the
 /// part's mass above the range to all CTAs. `kByValue`: the range has values, both ends included;
-/// else it has positions (position_of()). After it row.least and row.most are the smallest and the
-/// largest key in the range, and row.has_too_many tells whether a list has no room for all.
+/// else it has positions (position_of()). After it row.keys has the smallest and the largest key
+/// in the range, and row.has_too_many tells whether a list has no room for all.
 template <bool kByValue, class Row>
 __device__ void gather_candidates(Row& row, const Range& range) {
   const int share = share_of_rank();
   uint32_t* own = row.shared.candidates + cluster_rank() * share;
   if (threadIdx.x == 0) {
     row.shared.num_candidates = 0;
-    row.shared.least = ~0U;
-    row.shared.most = 0;
+    row.shared.keys = {};
   }
   __syncthreads();
   if (row.lists_have_bins && warp_of_thread() == 0) row.exchange.publish({});
@@ -80,16 +79,14 @@ __device__ void gather_candidates(Row& row, const Range& range) {
     }
   }
   if (warp_of_thread() == 0) {
-    uint32_t least = fits ? ~0U : row.shared.least;
-    uint32_t most = fits ? 0U : row.shared.most;
+    KeyRange keys = fits ? KeyRange{} : row.shared.keys;
 #pragma unroll 1
     for (int c = lane; c < num_own && fits; c += 32) {
-      least = min(least, own[c]);
-      most = max(most, own[c]);
+      keys.include(own[c]);
     }
     const uint64_t values[kValues] = {static_cast<uint64_t>(num_own),
-                                      __reduce_max_sync(~0U, ~least), __reduce_max_sync(~0U, most),
-                                      row.shared.own_above};
+                                      __reduce_max_sync(~0U, ~keys.least),
+                                      __reduce_max_sync(~0U, keys.most), row.shared.own_above};
     row.exchange.publish(values);
   }
   row.exchange.receive();
@@ -102,8 +99,8 @@ __device__ void gather_candidates(Row& row, const Range& range) {
   row.shared.lists.wait(row.num_gathers++ % 2);
   row.has_too_many = __reduce_max_sync(~0U, static_cast<uint32_t>(row.exchange.value_of_rank(0))) >
                      static_cast<uint32_t>(share);
-  row.least = ~__reduce_max_sync(~0U, static_cast<uint32_t>(row.exchange.value_of_rank(1)));
-  row.most = __reduce_max_sync(~0U, static_cast<uint32_t>(row.exchange.value_of_rank(2)));
+  row.keys = {~__reduce_max_sync(~0U, static_cast<uint32_t>(row.exchange.value_of_rank(1))),
+              __reduce_max_sync(~0U, static_cast<uint32_t>(row.exchange.value_of_rank(2)))};
 }
 
 template <bool kByValue, class Row>
@@ -113,34 +110,16 @@ __device__ bool is_in_range(Row& row, float x, const Range& range) {
   return position >= range.low && position < range.high;
 }
 
-/// Looks at those elements of this CTA's part that lie in `range`: lowers row.shared.least to the
-/// smallest of their keys (key_of()), and raises row.shared.most to the largest.
+/// Extends row.shared.keys to those elements of this CTA's part that lie in `range`.
 template <bool kByValue, class Row>
 __device__ void find_extremes(Row& row, const Range& range) {
-  uint32_t least = ~0U;
-  uint32_t most = 0;
+  KeyRange keys;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < row.part.count(); i += kRowThreads) {
     const float x = row.part.at(i);
-    if (!is_in_range<kByValue>(row, x, range)) continue;
-    least = min(least, key_of(x));
-    most = max(most, key_of(x));
+    if (is_in_range<kByValue>(row, x, range)) keys.include(key_of(x));
   }
-  share_extremes(row, least, most);
-}
-
-/// Sets row.shared.least to the minimum of itself and all threads' `least`, and row.shared.most to
-/// the maximum of itself and all threads' `most`. All threads of the CTA call it, and see both
-/// values when it returns.
-template <class Row>
-__device__ void share_extremes(Row& row, uint32_t least, uint32_t most) {
-  least = ~__reduce_max_sync(~0U, ~least);
-  most = __reduce_max_sync(~0U, most);
-  if (lane_of_thread() == 0) {
-    atomicMin(&row.shared.least, least);
-    atomicMax(&row.shared.most, most);
-  }
-  __syncthreads();
+  share_keys(row.shared, keys);
 }
 
 /// Calls body(key) for each candidate of all CTAs; the threads of this CTA divide them.
@@ -166,16 +145,13 @@ __device__ int num_candidates_of(Row& row, int rank) {
 template <bool kByWeight, class Row>
 __device__ uint64_t select(Row& row, Cut* cut, uint64_t wanted, uint64_t above) {
   const Cut before = *cut;
-  const uint32_t most = row.most;
-  const uint32_t least = row.least;
-  above = find_key(row, wanted, above, [&](const auto& add) {
+  KeyRange keys = row.keys;
+  above = keys.narrow_to_one(row.search(), wanted, above, [&](const auto& add) {
     for_each_candidate(row,
                        [&](uint32_t key) { add(key, amount_of_key<kByWeight>(row, key, before)); });
   });
-  cut->key = row.least;
+  cut->key = keys.least;
   cut->num_ties = 1;
-  row.least = least;
-  row.most = most;
   return above;
 }
 
@@ -219,17 +195,18 @@ __device__ Threshold find_threshold(Row& row, Cut* cut, const WantedOf& wanted_o
   }
   gather_candidates<false>(row, range_of_bin(row, bin.index));
   while (row.has_too_many) {
-    if (row.least == row.most) {
-      cut->key = row.least;
+    if (row.keys.least == row.keys.most) {
+      cut->key = row.keys.least;
       cut->num_ties = 1;
       return {row.shared.wanted, bin.above};
     }
-    const int shift = shift_of_keys(row);
+    const int shift = row.keys.shift();
     fill_bins_by_key<kByWeight>(row, *cut, shift);
     bin = find_bin_of_row(row, bin.above, [&](uint64_t /*all*/) { return row.shared.wanted; });
     if (threadIdx.x == 0) row.shared.own_above += bin.own_above;
-    narrow(row, bin.index, shift);
-    gather_candidates<true>(row, {sampling::value_of(row.least), sampling::value_of(row.most)});
+    row.keys.narrow(bin.index, shift);
+    gather_candidates<true>(
+        row, {sampling::value_of(row.keys.least), sampling::value_of(row.keys.most)});
   }
   row.has_candidates = kByWeight || bin.above == 0;
   row.has_all_candidates = !kByWeight && bin.above == 0;
