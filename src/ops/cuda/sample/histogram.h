@@ -126,7 +126,7 @@ __device__ void fill_bins(Row& row, const Cut& cut) {
   }
 }
 
-/// Adds the part's elements with the keys row.keys to bins of 2^shift keys each.
+/// Adds the part's elements whose keys are in row.keys to bins of 2^shift keys each.
 template <bool kByWeight, class Row>
 __device__ void fill_bins_by_key(Row& row, const Cut& cut, int shift) {
   clear_bins(row);

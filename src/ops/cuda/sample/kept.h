@@ -182,7 +182,7 @@ class KeptOfRow {
   /// Reads the listed elements, whose ids are known, and adds their keys to the list. Returns the
   /// sum of amount_of() over them.
   __device__ uint64_t read_listed() {
-    KeyRange keys;
+    KeyRange keys = KeyRange::empty();
     uint64_t amount = 0;
     for_each([&](uint64_t& element) {
       const float x = elements_.at(static_cast<int>(id_in(element)));
@@ -196,7 +196,7 @@ class KeptOfRow {
   }
   /// Sets keys_ to the smallest and the largest of all threads' keys.
   __device__ void find_keys_of_all(const KeyRange& own) {
-    if (threadIdx.x == 0) common_.keys = {};
+    if (threadIdx.x == 0) common_.keys = KeyRange::empty();
     __syncthreads();
     share_keys(common_, own);
     keys_ = common_.keys;

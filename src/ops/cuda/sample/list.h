@@ -77,8 +77,8 @@ class SampleList {
     }
   }
 
-  /// The candidates of this thread as KeyRange::narrow() takes them: each counts 1 or, by
-  /// weight, what it adds to the mass above the cut.
+  /// The candidates of this thread as KeyRange::narrow() takes them: each counts 1 or, by weight,
+  /// what it adds to the mass above the cut.
   template <bool kByWeight>
   __device__ auto amounts() const {
     return [this](const auto& add) {

@@ -122,8 +122,9 @@ __device__ inline SumsOfCta sums_of_cta(uint64_t own, uint64_t (&of_warps)[kMaxC
   return {sum_of_warp(lane < warp ? of_warp : 0) + to_lane - own, sum_of_warp(of_warp)};
 }
 
-/// The sum of a value over the threads of the CTA, below 2^54. All threads of the CTA call it; no
-/// barrier is due before `of_warps` is written again.
+/// The sum of a value over the threads of the CTA, which must be below 2^54. `of_warps` is shared
+/// memory. All threads of the CTA call it. It ends with a barrier, so `of_warps` may be written
+/// again at once.
 __device__ inline uint64_t sum_of_cta(uint64_t value, uint64_t (&of_warps)[kMaxCluster][2]) {
   value = sum_of_warp(value);
   const int lane = lane_of_thread();
@@ -134,8 +135,8 @@ __device__ inline uint64_t sum_of_cta(uint64_t value, uint64_t (&of_warps)[kMaxC
   return value;
 }
 
-/// Extends shared.keys to the keys of all threads. All threads of the CTA call it, and see the
-/// result when it returns.
+/// Extends shared.keys to the keys that all threads of the CTA have in `own`. All of them call it,
+/// and see the result when it returns.
 __device__ inline void share_keys(SampleShared& shared, const KeyRange& own) {
   const uint32_t least = ~__reduce_max_sync(~0U, ~own.least);
   const uint32_t most = __reduce_max_sync(~0U, own.most);
@@ -146,7 +147,7 @@ __device__ inline void share_keys(SampleShared& shared, const KeyRange& own) {
   __syncthreads();
 }
 
-/// The error of a row of logits, by the largest of them; NaN if one of them is NaN.
+/// The error of a row of logits whose largest element is `largest`, or NaN if an element is NaN.
 __device__ inline SampleError error_of_logits(float largest) {
   if (!(largest < INFINITY)) return SampleError::kNotANumber;
   return largest == -INFINITY ? SampleError::kNoToken : SampleError::kNone;
@@ -282,8 +283,8 @@ struct SampleRow {
   __device__ uint64_t sum_of_cta(uint64_t value) const {
     return cuda::sum_of_cta(value, shared.warp_values);
   }
-  /// For a search by this CTA alone. It uses only this CTA's place in `groups`: other CTAs may
-  /// already be sending to theirs.
+  /// The memory for a search by this CTA alone. Of `groups` it has only this CTA's place, because
+  /// other CTAs may already be sending to their places.
   __device__ KeySearch search() const {
     return {shared.bins, groups + cluster_rank() * kGroups, shared.found};
   }
@@ -311,7 +312,7 @@ struct SampleRow {
   float largest = 0.0F;
 
   // For the search of a threshold (see threshold.h).
-  KeyRange keys;  // those that a histogram divides, or those of the candidates
+  KeyRange keys{};  // those that a histogram divides, or those of the candidates
   uint32_t num_gathers = 0;
   bool lists_have_bins = false;  // the memory of the lists has bins, which CTAs may still read
   bool has_too_many = false;     // the lists have no room for all candidates, so some are missing

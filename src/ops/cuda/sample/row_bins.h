@@ -139,7 +139,7 @@ __device__ inline Bin find_bin(const Bins& bins, uint64_t* groups, uint64_t abov
   return found;
 }
 
-/// The shared memory with which a CTA searches a key.
+/// The shared memory that KeyRange::narrow() uses.
 struct KeySearch {
   Bins& bins;
   uint64_t* groups;  // sums of kGroups groups
@@ -148,9 +148,11 @@ struct KeySearch {
 
 /// The keys among which a threshold is searched.
 struct KeyRange {
-  uint32_t least = ~0U;
-  uint32_t most = 0;
+  uint32_t least, most;
 
+  /// The range that has no keys.
+  static __device__ KeyRange empty() { return {~0U, 0U}; }
+  /// Extends the range to a key.
   __device__ void include(uint32_t key) {
     least = min(least, key);
     most = max(most, key);
@@ -182,7 +184,7 @@ struct KeyRange {
     narrow(bin.index, shift_of_bin);
     return bin.above;
   }
-  /// Narrows the keys in this way to one key.
+  /// Calls narrow() until one key is left. Returns the sum of the amounts of the larger keys.
   template <class ForEach>
   __device__ uint64_t narrow_to_one(const KeySearch& search, uint64_t wanted, uint64_t above,
                                     const ForEach& for_each) {

@@ -34,7 +34,7 @@ class SampleStream : SampleList<kDType> {
   __device__ bool run() {
     if (threadIdx.x == 0) {
       row_.part.prefetch(kPrefetched);
-      row_.shared.keys = {};
+      row_.shared.keys = KeyRange::empty();
       row_.read_parameters();
     }
     __syncthreads();

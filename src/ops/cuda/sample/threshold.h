@@ -34,7 +34,7 @@ __device__ void gather_candidates(Row& row, const Range& range) {
   uint32_t* own = row.shared.candidates + cluster_rank() * share;
   if (threadIdx.x == 0) {
     row.shared.num_candidates = 0;
-    row.shared.keys = {};
+    row.shared.keys = KeyRange::empty();
   }
   __syncthreads();
   if (row.lists_have_bins && warp_of_thread() == 0) row.exchange.publish({});
@@ -79,7 +79,7 @@ __device__ void gather_candidates(Row& row, const Range& range) {
     }
   }
   if (warp_of_thread() == 0) {
-    KeyRange keys = fits ? KeyRange{} : row.shared.keys;
+    KeyRange keys = fits ? KeyRange::empty() : row.shared.keys;
 #pragma unroll 1
     for (int c = lane; c < num_own && fits; c += 32) {
       keys.include(own[c]);
@@ -110,10 +110,10 @@ __device__ bool is_in_range(Row& row, float x, const Range& range) {
   return position >= range.low && position < range.high;
 }
 
-/// Extends row.shared.keys to those elements of this CTA's part that lie in `range`.
+/// Extends row.shared.keys to the keys of those elements of this CTA's part that lie in `range`.
 template <bool kByValue, class Row>
 __device__ void find_extremes(Row& row, const Range& range) {
-  KeyRange keys;
+  KeyRange keys = KeyRange::empty();
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < row.part.count(); i += kRowThreads) {
     const float x = row.part.at(i);
