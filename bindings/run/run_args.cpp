@@ -10,11 +10,11 @@
 namespace flashplan {
 namespace {
 
-/// The dtypes that run() accepts for one of its tensors: those of `kind` and, because some
-/// frameworks lack dtypes such as bfloat16, also the unsigned integer dtype with as many bits as
-/// *stored_as, uint8 or uint16. Such integers are the bits of values of dtype *stored_as. If
-/// `stored_as` is null or the dtype has more than 16 bits, no integers are accepted in place of
-/// other values.
+/// The dtypes that run() accepts for one of its tensors. `kind` stands for the usual dtypes. Some
+/// frameworks have no bfloat16 or no 8-bit floats, and pass the bits of such values as uint16 or
+/// uint8. So if *stored_as has 16 or 8 bits, run() also accepts unsigned integers of that size, and
+/// reads them as values of dtype *stored_as. If `stored_as` is null, or *stored_as has more than 16
+/// bits, run() accepts only the usual dtypes.
 struct Accepted {
   TensorKind kind;
   const DType* stored_as = nullptr;

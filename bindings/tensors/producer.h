@@ -61,11 +61,11 @@ Device device_of(nb::handle object, const Producer& producer);
 
 struct CallStream;
 
-/// The memory of a Python object, as DLPack describes it. If the object's type has DLPack's C
-/// exchange API, the constructor uses this API, because it makes no Python call and does not
-/// synchronise; the memory is then valid as long as the Python object lives. For all other types
-/// the constructor calls the object's __dlpack__(). The DlpackImport then owns the DLPack tensor
-/// that __dlpack__() returns, so the memory is valid as long as the DlpackImport lives.
+/// Gives C++ code the memory of a Python object by DLPack. If the object's type has DLPack's C
+/// exchange API, the constructor uses this API, which makes no Python call and does not
+/// synchronise. The DlpackImport then only borrows the memory, and the caller must keep the Python
+/// object alive. For other types the constructor calls the object's __dlpack__(). The DlpackImport
+/// then owns the DLPack tensor which that call returns, and frees it in its destructor.
 class DlpackImport {
  public:
   /// `stream` is the stream of the call. A producer without a current stream makes this stream wait

@@ -17,19 +17,24 @@ struct AttentionState {
   TensorView lse;
 };
 
-/// Merges `num_states` >= 1 attention states of the same queries over disjoint sets of keys, and
-/// writes the merged state to `out`. It adds the states in their order, in float32. If any state
-/// has an lse of NaN or +inf for a row, then `out` has NaN as the lse and as all elements of o for
-/// this row. If an element of o is NaN or infinite in a state, it is NaN or infinite in `out`, too.
-/// `out` may be one of the states, but must not share memory with a state in any other way. All lse
-/// are natural logarithms if `base2` is false, and logarithms to base 2 if it is true.
+/// Merges attention states of the same queries over disjoint sets of keys, and writes the merged
+/// state to `out`. It adds the states in the order of the array, in float32. `num_states` must be
+/// at least 1. `out` may be one of the states, but must not overlap a state in memory in any other
+/// way.
+///
+/// `base2` says whether the lse of all states and of `out` are logarithms to base 2. If it is
+/// false, they are natural logarithms.
+///
+/// A row whose lse is NaN or +inf in any state becomes NaN in `out`: its lse and all its elements
+/// of o. If an element of o is NaN or infinite in a state whose lse is not -inf, this element is
+/// NaN or infinite in `out`.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 ///   kInvalidArgument, kInvalidType  shapes, dtypes or devices differ, or `out` shares memory with
 ///                                   a part of an input; nothing was written
-///   kUnsupported                    on CUDA: more than 64 states, unless all have equal strides
-///                                   and follow each other at equal distances in memory, as slices
-///                                   of one tensor do
+///   kUnsupported                    on CUDA: there are more than 64 states, and their strides or
+///                                   their distances in memory from one to the next are not equal,
+///                                   as those of slices of one tensor would be
 ///   kCudaError                      the launch failed
 FLASHPLAN_API Status merge_states(const AttentionState* states, int32_t num_states,
                                   const AttentionState& out, Stream stream = nullptr,

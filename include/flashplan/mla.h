@@ -32,10 +32,10 @@ struct MlaAppendTensors {
   TensorView positions;  // [>= tokens] int32 or int64; empty if there is no rotation
   /// Queries that are rotated in place: [>= tokens, num_heads, R] of kv_c's dtype, or empty.
   TensorView q_pe;
-  /// Keys are divided by `scale`, in float32, before they are stored. A result that is too large
-  /// for a cache of 8-bit floats is stored as the largest finite number of their format. `scale`
-  /// must be a normal float > 0. It must be 1 with kFp8DsMla, where each 128 latent dims have a
-  /// scale of their own: their largest magnitude / 448.
+  /// The append divides keys by `scale`, in float32, and stores the quotients. If a quotient is
+  /// outside of the range of an 8-bit cache dtype, the cache gets the largest finite number of that
+  /// dtype, with the sign of the quotient. `scale` must be a normal float > 0. It must be 1 with
+  /// kFp8DsMla, where each 128 latent dims have their own scale, 1/448 of their largest magnitude.
   float scale = 1.0F;
   float eps = 1e-6F;  // added to the mean of the squares; >= 0
 };

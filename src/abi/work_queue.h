@@ -62,31 +62,34 @@ constexpr int32_t kMostSplitsPerQueue = 2;
 
 /// Counts the arrivals at a merge, which is complete after Merge::num_pieces arrivals. If each
 /// warpgroup of a tile, or each CTA of a pair, merges 64 rows of its own, counter i is for the rows
-/// of warpgroup or CTA i. Otherwise counter 0 is for all rows.
+/// of warpgroup or CTA i. Otherwise counter 0 is for all rows. In the CPU engine a thread takes the
+/// place of a CTA.
 ///
 ///   1. When a run begins, all counters are 0: a GPU kernel leaves them at 0, and the CPU engine
 ///      clears them before each run.
-///   2. Whoever computes a work tile writes the tile's states, and then arrives once at its merge.
-///      In the sm90 kernels each warpgroup does so for its own rows of the tile, except that a CTA
-///      arrives for tiles of readers only when its queue has ended. After the last arrival all
-///      states of the merge are written. If the merge is a request's, whoever arrived last merges
-///      the states.
-///   3. If the merge is a prefix's, whoever arrived last arrives at the merges of all readers of
-///      the prefix.
-///   4. Whoever arrived, but not last, neither writes the counter again nor reads states. There are
-///      two exceptions. If a merge has many rows, several CTAs may divide them, and each merges
-///      some: kernels/device/merge_part.h says what the bits of the counter mean then. And in the
-///      sm90 kernels, when a prefix makes the last arrival at the merge of a reader, the counter of
-///      that merge is only marked; a CTA that has computed all its work tiles merges the states:
-///      kernels/device/sm90/reader_merges.h.
+///   2. A CTA that has computed a work tile writes the tile's states to memory and then arrives: it
+///      adds 1 to the counter of the tile's merge. The last CTA to arrive at a request's merge
+///      merges the states, which have all been written by then. In the sm90 kernels each warpgroup
+///      arrives for its own rows of a tile. For tiles of requests that read a shared prefix, their
+///      CTA arrives later, when it has computed all work tiles of its queue.
+///   3. The last CTA to arrive at a prefix's merge then arrives at the merges of all requests that
+///      read the prefix.
+///   4. A CTA that is not the last to arrive at a merge has finished with it: it does not change
+///      the counter again, and reads no states. There are two exceptions.
+///      A merge of many rows can be divided among several CTAs, which merge some of the rows each.
+///      kernels/device/merge_part.h defines the bits of its counter.
+///      In the sm90 kernels, the last CTA to arrive at a reader's merge can be one that arrives for
+///      a prefix (see 3). This CTA only sets a mark in the counter. A CTA that has computed all
+///      work tiles of its queue finds the mark and merges the states
+///      (kernels/device/sm90/reader_merges.h).
 struct Arrivals {
   int32_t counters[4];
 };
 
-/// What a CTA needs to begin its work queue: the bounds of the queue, and copies of its first work
-/// tiles and of their segments. The CTA loads all of this at once. Without the copies it would wait
-/// for three loads, one after the other: the bounds, which give the index of a work tile; the work
-/// tile, which gives the index of its segment; and the segment.
+/// The data with which a CTA begins its work queue: the queue's bounds, and copies of its first two
+/// work tiles and of their segments. The CTA loads all of it at once. Without the copies it would
+/// have to make three loads, each of which waits for an index from the load before: first the
+/// bounds, then the work tile, then the tile's segment.
 struct alignas(16) QueueStart {
   int32_t begin;  // index of the queue's first work tile
   int32_t end;

@@ -103,13 +103,15 @@ class Scheduler {
   /// most ScheduleShape::num_ctas of reserve(), and equal to it for batches with shared prefixes.
   void take_queues(int32_t num_queues) noexcept { shape_.num_ctas = num_queues; }
 
-  /// Writes the schedule of `batch`, which has been validated against the bounds, to `memory`.
-  /// Sharing a prefix of `groups` means to compute it once for all requests that begin with it.
-  /// make() shares prefixes if that is predicted to save time. It first builds the schedule that
-  /// shares them. If some prefix is shared and gains_by_prefixes() is false, it builds the schedule
-  /// that shares none, and keeps the faster one of the two by prediction. `memory` has room for one
-  /// schedule, so if that is the first one, it is built again. For each schedule QueueFiller tries
-  /// several capacities of the queues.
+  /// Writes the schedule of `batch` to `memory`. The batch must have been validated against the
+  /// bounds. All requests of a group begin with the group's prefix. A schedule that shares prefixes
+  /// computes attention over such a prefix once for all of its requests.
+  ///
+  /// make() builds the schedule that shares prefixes first. If this schedule shares at least one
+  /// prefix and gains_by_prefixes() is false, make() also builds a schedule that shares none, and
+  /// compares the predicted times of the two. `memory` can hold only one schedule, so if the first
+  /// one is faster, make() builds it once more. For each schedule QueueFiller tries several
+  /// capacities of the queues.
   void make(const Batch& batch, std::span<const PrefixGroup> groups, const ScheduleMemory& memory);
 
   const Schedule& schedule() const noexcept { return schedule_; }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two matrix products of attention for one warp: 16 * kMmaM query rows against kKeys keys.
 //
-// 8-bit keys and values are widened in registers. ldmatrix moves 16-bit units, so a lane gets other
-// dims of 8-bit rows than of 16-bit rows. The fragments of q and the accumulators of o follow this
-// order of the dims. In each group of 16 dims, with c = lane % 4:
-//   In q and k, a lane has dims 4c, 4c+1, 4c+2 and 4c+3; of 16-bit rows it would have dims 2c,
-//   2c+1, 2c+8 and 2c+9.
-//   In o, the first of the group's two tiles of 8 columns has the even dims, and the second tile
-//   has the odd dims.
+// 8-bit keys and values are widened to 16 bits in registers. ldmatrix gives each lane units of 16
+// bits, which are two neighbouring elements of an 8-bit row, so a lane does not get the dims that
+// it gets of a 16-bit row. Queries and outputs are arranged to match. In each group of 16 dims,
+// with c = lane % 4:
+//   q and k: a lane has dims 4c to 4c+3. With 16-bit keys it has dims 2c, 2c+1, 2c+8 and 2c+9.
+//   o: two accumulators of 8 columns have the group's 16 dims. The first accumulator has the even
+//   dims, and the second one has the odd dims.
 #pragma once
 
 #include "kernels/device/numeric.h"
@@ -55,10 +55,11 @@ FLASHPLAN_DEVICE void load_query_fragment(uint32_t (&a)[4], uint32_t address, in
   }
 }
 
-/// Puts the dims of kRows query rows from `first_row` on into the order of 8-bit keys, by one warp.
-/// One ldmatrix then loads the four registers of a fragment. In the order of memory, a fragment
-/// would be in two registers of one load and two of another, and be copied to four consecutive
-/// registers for each product.
+/// Reorders the dims of kRows query rows in shared memory, from row `first_row` on, so that they
+/// match 8-bit keys (see the beginning of this file). One warp calls it. After it, one ldmatrix
+/// loads a query fragment into four consecutive registers, which is what a product takes. Without
+/// it, a fragment takes two loads of two registers each, and the registers are copied for each
+/// product.
 template <DType kQ, int kHeadDim, int kRows>
 FLASHPLAN_DEVICE void permute_query_dims(uint32_t q_tile, int first_row, int lane) {
   using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
@@ -112,13 +113,13 @@ struct ValueLayout {
   }
 };
 
-/// s += q k^T for the kKeys keys of a tile from `first_key` on. `query_fragment(a, m, k)`
-/// loads into `a` query rows 16 * m to 16 * m + 15 of the warp, and of these rows dims 16 * k to
-/// 16 * k + 15. Keys are loaded 16 at a time. While the products with 16 keys are computed, the
-/// next two loads are in flight: a scheduler has only two warps, which alone do not hide the
-/// latency of shared memory. `meanwhile()` is called while the
-/// first loads are in flight. `transform(pair, key, dim)` returns what replaces `pair`, the
-/// elements dim and dim + 1 of key number `key` of the tile.
+/// s += q k^T for the kKeys keys of a tile from `first_key` on. `query_fragment(a, m, k)` must load
+/// into `a` 16 of the warp's query rows, from row 16 * m on, and of these rows 16 dims, from dim
+/// 16 * k on. The loop computes products with 16 keys at a time, and loads keys two iterations
+/// before it uses them: each scheduler has only two warps, too few to hide the latency of shared
+/// memory by switching between them. gemm_qk() calls `meanwhile()` once, after it has issued the
+/// first loads. `transform(pair, key, dim)` receives elements dim and dim + 1 of key number `key`
+/// of the tile in `pair`, and returns the elements that the product takes instead.
 template <DType kQ, DType kKv, int kHeadDim, int kMmaM, int kKeys, typename QueryFragment,
           typename Meanwhile, typename Transform>
 FLASHPLAN_DEVICE void gemm_qk(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_tile, int first_key,
@@ -198,9 +199,10 @@ FLASHPLAN_DEVICE void pack_weights(uint32_t (&a)[4], const float (&first)[4],
 }
 
 /// o += weights * v for the kKeys keys of a tile from `first_key` on, and dims from `first_dim` on.
-/// `weight_fragment(a, m, step)` loads into `a` the weights that query rows 16 * m to 16 * m + 15
-/// of the warp give to keys 16 * step to 16 * step + 15. `transform(pair, key, dim)` returns what
-/// replaces `pair`, the elements `dim` of keys number `key` and key + 1 of the tile.
+/// `weight_fragment(a, m, step)` must load into `a` the weights of 16 of the warp's query rows,
+/// from row 16 * m on, for 16 of the kKeys keys, from key 16 * step on. `transform(pair, key, dim)`
+/// receives element `dim` of keys number `key` and key + 1 of the tile in `pair`, and returns the
+/// elements that the product takes instead.
 template <DType kWeight, DType kKv, int kHeadDim, int kKeys, int kMmaM, int kDimTiles,
           typename WeightFragment, typename Transform>
 FLASHPLAN_DEVICE void gemm_pv(float (&o)[kMmaM][kDimTiles][4], uint32_t v_tile, int first_dim,
