@@ -123,9 +123,9 @@ TEST(rows_that_are_streamed) {
 /// Top-p alone: tokens are drawn as if there were no filter, until top-p keeps one. Without
 /// logprobs a CTA that streams a row need not find out what is kept.
 TEST(rows_with_top_p) {
-  constexpr float kTopPs[] = {0.4F, 0.7F, 0.9F, 0.999F, 0.99999994F};
-  for (const int32_t vocab : {1, 1000, 17'003, 30'011, 65'537}) {
-    for (const int num_sms : {4, 132}) {
+  constexpr float kTopPs[] = {0.01F, 0.2F, 0.9F, 0.999F, 0.99999994F};
+  for (const int32_t vocab : {1, 1000, 17'003, 30'011, 65'545}) {
+    for (const int num_sms : {4, 92}) {
       cuda::emulated_facts.num_sms = num_sms;
       const Rows rows = block_rows(vocab, static_cast<uint32_t>(vocab));
       EachRow each;
@@ -181,7 +181,8 @@ TEST(thresholds_outside_of_bins_and_lists) {
   cuda::emulated_facts.num_sms = 4;
   EachRow each;
   each.temperatures.assign(rows.rows.size(), 1.1F);
-  for (const auto& top_ps : {std::array{0.9988F, 0.7F}, {0.41F, 0.99F}, {0.3F, 0.2F}}) {
+  for (const auto& top_ps :
+       {std::array{0.9988F, 0.7F}, {0.41F, 0.99F}, {0.3F, 0.2F}, {0.009F, 0.005F}}) {
     each.top_ps.clear();
     for (size_t r = 0; r < rows.rows.size(); ++r) each.top_ps.push_back(top_ps[r % 2]);
     compare(rows, {"logprobs"}, kVocab, false, DType::kFloat32, nullptr, 0, each);
@@ -253,12 +254,19 @@ TEST(top_p_of_long_rows) {
 /// Of eight equal elements, top-p 0.7 keeps the first six, so that the last word of four is
 /// divided.
 TEST(top_p_of_equal_elements) {
-  Rows rows;
-  rows.names.emplace_back("equal");
-  rows.rows.emplace_back(8, 1.0F);
-  for (int draw = 0; draw < 40; ++draw) {
-    compare(rows, {"top-p", 1.0F, INT32_MAX, 0.7F, 0.0F, draw % 2 == 0}, 8);
+  constexpr int32_t kLong = 30'011;  // counted_kernel() draws without log-probabilities
+  cuda::emulated_facts.num_sms = 1;
+  for (const int32_t vocab : {8, kLong}) {
+    Rows rows;
+    rows.names.emplace_back("equal");
+    rows.rows.emplace_back(8, 1.0F);
+    rows.rows[0].resize(static_cast<size_t>(vocab), -kInfinity);
+    for (int draw = 0; draw < 40; ++draw) {
+      const bool has_logprobs = vocab != kLong && draw % 2 == 0;
+      compare(rows, {"top-p", 1.0F, INT32_MAX, 0.7F, 0.0F, has_logprobs}, vocab);
+    }
   }
+  cuda::emulated_facts.num_sms = 132;
 }
 
 /// All elements are in one bin, which a thread adds up for its warp. Top-p 0.4 drops most tries,
@@ -298,7 +306,7 @@ TEST(dropped_tries) {
   for (int found = 0; found < 3; ++seed) {
     if (!is_dropped(seed)) continue;
     ++found;
-    for (const int num_sms : {1, 132}) {
+    for (const int num_sms : {1, 3, 132}) {
       cuda::emulated_facts.num_sms = num_sms;
       for (const bool has_logprobs : {false, true}) {
         compare(rows, {"top-p", 1.0F, INT32_MAX, 0.41F, 0.0F, has_logprobs, seed}, kVocab);
