@@ -2,6 +2,7 @@
 // sample() on CUDA: chooses the way to draw. Without filters, a cluster of CTAs reads a row and
 // keeps nothing of it. With filters, a cluster keeps the row in its shared memory or, if there are
 // many rows, one CTA reads each row without keeping it.
+#include <algorithm>
 #include <cstdint>
 
 #include "ops/cuda/sample/list.h"
@@ -9,6 +10,10 @@
 
 namespace flashplan::cuda {
 namespace {
+
+/// If an SM has at most this many elements, clusters that keep a row are faster than
+/// counted_kernel().
+constexpr int64_t kFewElementsOfSm = 8192;
 
 int32_t num_sms(Device device) { return device_facts(device.index).num_sms; }
 
@@ -31,19 +36,26 @@ bool is_plain(const SampleParams& p, Device device) {
          !sampling::has_filters(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
 }
 
-/// Whether counted_kernel() is to draw from all rows. There one CTA alone finds the threshold of a
-/// row. If thresholds are needed and rows are few, clusters that keep a row are faster.
+/// Whether counted_kernel() is to draw from all rows, which it does faster than clusters that keep
+/// a row if rows are many. It must have more of them where it may need the threshold of a row,
+/// since one CTA alone finds that: always for log-probabilities and top-k, and where top-p has a
+/// value for each row if one of these is too small for tries.
 bool is_counted(const SampleParams& p, Device device) {
   if (is_greedy(p) || !is_countable(p) || p.joint) return false;
   if (p.from_probs && (p.temperature.each != nullptr || p.temperature.all == 0.0F)) return false;
   if (p.top_k.each != nullptr || p.min_p.each != nullptr || p.min_p.all > 0.0F) return false;
-  const bool is_tried =
-      p.top_p.each == nullptr && sampling::is_tried(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
-  if (is_tried && p.logprobs == nullptr) return true;
-  const bool has_top_p = p.top_p.each != nullptr || p.top_p.all < 1.0F;
+  const bool has_each = p.top_p.each != nullptr;
   const bool has_top_k = p.top_k.all < p.vocab;
-  if (has_top_k && (has_top_p || p.top_k.all <= kMostStreamedTopK)) return false;
-  return p.vocab > kMaxHeld && (!has_clusters(device) || p.num_rows > num_sms(device) / 2);
+  if (has_top_k && (has_each || p.top_p.all < 1.0F || p.top_k.all <= kMostStreamedTopK))
+    return false;
+  const bool is_tried =
+      has_each || sampling::is_tried(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
+  if (has_top_k || p.logprobs != nullptr || !is_tried)
+    return p.vocab > kMaxHeld && (!has_clusters(device) || p.num_rows > num_sms(device) / 2);
+  // How many elements an SM has, if each row gets as many CTAs as it can.
+  const int64_t elements_of_sm = std::max(int64_t{p.num_rows} * p.vocab / num_sms(device),
+                                          has_each ? 0 : int64_t{p.vocab} / kMaxCluster);
+  return p.vocab > kElementsOfCta && elements_of_sm > (has_each ? 2 : 1) * kFewElementsOfSm;
 }
 
 /// Whether stream_kernel() is to draw from all rows. It is faster than a cluster for each row if

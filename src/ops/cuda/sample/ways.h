@@ -26,12 +26,14 @@ Status sample_stream(const SampleParams& p, Device device, Stream stream) noexce
 template <DType kDType>
 Status sample_cluster(const SampleParams& p, Device device, Stream stream) noexcept;
 
+/// Elements that give each warp of a CTA one block. A CTA with fewer is not worth its exchanges.
+constexpr int32_t kElementsOfCta = kRowWarps * sampling::kBlock;
+
 inline bool has_clusters(Device device) noexcept { return device_facts(device.index).major >= 9; }
 
 /// How many CTAs share a row that is read once. A row gets several only if the launch then has at
 /// most one CTA for each SM, and if there are blocks for the warps of all of them.
 inline int ctas_of_row(const SampleParams& p, Device device) noexcept {
-  constexpr int32_t kElementsOfCta = kRowWarps * sampling::kBlock;
   const int num_sms = device_facts(device.index).num_sms;
   int ctas = 1;
   while (has_clusters(device) && ctas < kMaxCluster && p.vocab > ctas * kElementsOfCta &&
