@@ -13,37 +13,37 @@ VOCAB = 128256
 
 
 def _normal(deviation):
-    def make(num_rows, device):
-        return deviation * torch.randn(num_rows, VOCAB, device=device)
+    def make(num_rows, device, vocab=VOCAB):
+        return deviation * torch.randn(num_rows, vocab, device=device)
 
     return make
 
 
-def _zipf(num_rows, device):
+def _zipf(num_rows, device, vocab=VOCAB):
     """Probabilities are rank^-1.1; each row has its tokens in another order."""
-    order = torch.rand(num_rows, VOCAB, device=device).argsort(-1)
+    order = torch.rand(num_rows, vocab, device=device).argsort(-1)
     return -1.1 * torch.log1p(order.float())
 
 
-def _flat(num_rows, device):
-    return torch.zeros(num_rows, VOCAB, device=device)
+def _flat(num_rows, device, vocab=VOCAB):
+    return torch.zeros(num_rows, vocab, device=device)
 
 
-def _one_hot(num_rows, device):
-    logits = _flat(num_rows, device)
-    place = torch.randint(VOCAB, (num_rows, 1), device=device)
+def _one_hot(num_rows, device, vocab=VOCAB):
+    logits = _flat(num_rows, device, vocab)
+    place = torch.randint(vocab, (num_rows, 1), device=device)
     return logits.scatter_(1, place, 20.0)  # all other tokens together have a chance of 1 / 3,800
 
 
-def _masked(num_rows, device):
-    """N(20, 3^2), of which a grammar masks the first 10,000 tokens."""
+def _masked(num_rows, device, vocab=VOCAB):
+    """N(20, 3^2), of which a grammar masks the first 10,000 tokens, or half of a short row."""
     generator = torch.Generator(device).manual_seed(1)  # those of other rows do not depend on it
-    logits = 20 + 3 * torch.randn(num_rows, VOCAB, device=device, generator=generator)
-    logits[:, :10_000] = -torch.inf
+    logits = 20 + 3 * torch.randn(num_rows, vocab, device=device, generator=generator)
+    logits[:, : min(10_000, vocab // 2)] = -torch.inf
     return logits
 
 
-# Logits: [num_rows, VOCAB], float32.
+# Logits: [num_rows, vocab], float32.
 DISTRIBUTIONS = {
     **{f"N(0,{s}^2)": _normal(s) for s in (1, 2, 3, 5, 8)},
     "zipf 1.1": _zipf,
@@ -110,11 +110,15 @@ def sample_call(logits, options, ranges):
     return call, check
 
 
-def _row(num_rows, distribution, way):
-    def make(device):
-        return sample_call(DISTRIBUTIONS[distribution](num_rows, device), *way)
+# Lengths of other rows, of other models. The last of their blocks of 768 elements is not full.
+OTHER_VOCABS = (32000, 151936, 262144)
 
-    return make, 4 * num_rows * VOCAB
+
+def _row(num_rows, distribution, way, vocab=VOCAB):
+    def make(device):
+        return sample_call(DISTRIBUTIONS[distribution](num_rows, device, vocab), *way)
+
+    return make, 4 * num_rows * vocab
 
 
 def _rows(ways, distributions, name_of):
@@ -126,6 +130,13 @@ def _rows(ways, distributions, name_of):
     }
 
 
-SERVED_SAMPLING = _rows(TOP_P_WAYS, DISTRIBUTIONS, "top-p {} {}".format) | _rows(
-    OTHER_WAYS, ["N(0,3^2)"], lambda way, _: f"arrays {way}"
+SERVED_SAMPLING = (
+    _rows(TOP_P_WAYS, DISTRIBUTIONS, "top-p {} {}".format)
+    | _rows(OTHER_WAYS, ["N(0,3^2)"], lambda way, _: f"arrays {way}")
+    | {
+        f"top-p {way} of {vocab} b{num_rows}": _row(num_rows, "N(0,3^2)", TOP_P_WAYS[way], vocab)
+        for vocab in OTHER_VOCABS
+        for way in ("number", "arrays")
+        for num_rows in (1, 32, 256)
+    }
 )
