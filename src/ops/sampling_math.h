@@ -336,12 +336,12 @@ FLASHPLAN_HOST_DEVICE Scale absolute_scale() { return {1.0F, 1.0F, true}; }
 //
 // Tokens are drawn as if there were no filter, each with new random numbers, until top-p keeps one.
 // That is a draw from the filtered distribution, and does not need the sums of what is kept. Each
-// token is kept with a chance of at least top_p, and of at least the probability of the most likely
-// token, so one of the first usually is. If top-p drops kMostTries tokens, which for a chance of
-// 0.4 happens once in 200,000 draws and for 0.2 once in 200, a token is drawn from what it keeps.
+// token is kept with a chance of at least top_p, and at least as often as the most likely token is
+// drawn, so top-p usually keeps one of the first. If it drops kMostTries tokens, which happens once
+// in 200,000 draws at a chance of 0.4 and once in 200 at 0.2, a token is drawn from what it keeps.
 
 constexpr uint32_t kMostTries = 24;
-/// Below it, tries would often be in vain unless a token is very likely.
+/// With a smaller top-p most tries may be in vain.
 constexpr float kLeastTriedTopP = 0.01F;
 
 FLASHPLAN_HOST_DEVICE bool is_tried(int32_t top_k, float top_p, float min_p, int32_t vocab) {

@@ -36,10 +36,10 @@ bool is_plain(const SampleParams& p, Device device) {
          !sampling::has_filters(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
 }
 
-/// Whether counted_kernel() is to draw from all rows, which it does faster than clusters that keep
-/// a row if rows are many. It must have more of them where it may need the threshold of a row,
-/// since one CTA alone finds that: always for log-probabilities and top-k, and where top-p has a
-/// value for each row if one of these is too small for tries.
+/// Whether counted_kernel() is to draw from all rows. With many rows it is faster than clusters
+/// that keep a row. Where a row needs the threshold of its filter, which one CTA finds alone, it is
+/// so only with more rows. Log-probabilities and top-k need thresholds. If each row has a top-p of
+/// its own, some may be too small for tries, and need thresholds, too.
 bool is_counted(const SampleParams& p, Device device) {
   if (is_greedy(p) || !is_countable(p) || p.joint) return false;
   if (p.from_probs && (p.temperature.each != nullptr || p.temperature.all == 0.0F)) return false;
@@ -52,7 +52,7 @@ bool is_counted(const SampleParams& p, Device device) {
       has_each || sampling::is_tried(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
   if (has_top_k || p.logprobs != nullptr || !is_tried)
     return p.vocab > kMaxHeld && (!has_clusters(device) || p.num_rows > num_sms(device) / 2);
-  // How many elements an SM has, if each row gets as many CTAs as it can.
+  // The elements of an SM if all SMs get as many, but those of a row go to kMaxCluster at most.
   const int64_t elements_of_sm = std::max(int64_t{p.num_rows} * p.vocab / num_sms(device),
                                           has_each ? 0 : int64_t{p.vocab} / kMaxCluster);
   return p.vocab > kElementsOfCta && elements_of_sm > (has_each ? 2 : 1) * kFewElementsOfSm;
