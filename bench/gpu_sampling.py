@@ -110,7 +110,7 @@ def sample_call(logits, options, ranges):
     return call, check
 
 
-# Lengths of other rows, of other models. The last of their blocks of 768 elements is not full.
+# Vocabularies of other models. Unlike VOCAB, they are no multiples of the sampler's blocks of 768.
 OTHER_VOCABS = (32000, 151936, 262144)
 
 

@@ -141,19 +141,20 @@ def test_the_cpu_s_logprobs(cuda, rng, num_masked, num_rows, deviation):
     assert np.abs(cuda.array(logprobs) - of_wanted).max() < 1e-5
 
 
-# Some of top-p, some of no filter; with a small top-p the threshold is found before the draw.
-TOP_PS = np.float32([0.9, 0.7, 0.95, 1, 0.1, 0.999, 0.45, 0.01])
+# Some of top-p, some of no filter; with the smallest the threshold is found before the draw.
+TOP_PS = np.float32([0.9, 0.7, 0.95, 1, 0.1, 0.999, 0.45, 0.01, 0.001])
 
 
 @pytest.mark.parametrize("from_probs", [False, True])
 @pytest.mark.parametrize("deviation", [0, 0.02, 0.5, 2, 8])
-def test_top_p_of_each_row(cuda, rng, deviation, from_probs):
-    logits = (deviation * rng.standard_normal((140, 128_256))).astype(np.float32)
-    arrays = {"top_p": np.resize(TOP_PS, 140), "seed": rng.integers(0, 1 << 40, 140)}
+@pytest.mark.parametrize("num_rows", [20, 140])  # of 20 rows, each has four CTAs
+def test_top_p_of_each_row(cuda, rng, num_rows, deviation, from_probs):
+    logits = (deviation * rng.standard_normal((num_rows, 128_256))).astype(np.float32)
+    arrays = {"top_p": np.resize(TOP_PS, num_rows), "seed": rng.integers(0, 1 << 40, num_rows)}
     if from_probs:
         logits = fp.softmax(logits)
     else:
-        arrays["temperature"] = np.resize(np.float32([0.7, 1, 0, 1.3, 1]), 140)
+        arrays["temperature"] = np.resize(np.float32([0.7, 1, 0, 1.3, 1]), num_rows)
     tensors = {name: cuda.tensor(value) for name, value in arrays.items()}
     options = {"from_probs": from_probs}
     for has_logprobs in (False, True):

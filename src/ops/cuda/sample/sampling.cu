@@ -36,10 +36,10 @@ bool is_plain(const SampleParams& p, Device device) {
          !sampling::has_filters(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
 }
 
-/// Whether counted_kernel() is to draw from all rows. With many rows it is faster than clusters
-/// that keep a row. Where a row needs the threshold of its filter, which one CTA finds alone, it is
-/// so only with more rows. Log-probabilities and top-k need thresholds. If each row has a top-p of
-/// its own, some may be too small for tries, and need thresholds, too.
+/// Whether counted_kernel() is to draw from all rows. If rows are many, it is faster than clusters
+/// that keep a row. But in counted_kernel() one CTA alone finds the threshold of a filter, so where
+/// thresholds may be needed, it is faster only with more rows. Log-probabilities and top-k need
+/// them, and so does a top-p that is too small for tries, which an array of top-p may contain.
 bool is_counted(const SampleParams& p, Device device) {
   if (is_greedy(p) || !is_countable(p) || p.joint) return false;
   if (p.from_probs && (p.temperature.each != nullptr || p.temperature.all == 0.0F)) return false;
@@ -52,10 +52,10 @@ bool is_counted(const SampleParams& p, Device device) {
       has_each || sampling::is_tried(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
   if (has_top_k || p.logprobs != nullptr || !is_tried)
     return p.vocab > kMaxHeld && (!has_clusters(device) || p.num_rows > num_sms(device) / 2);
-  // The elements of an SM if all SMs get as many, but those of a row go to kMaxCluster at most.
+  // A row has at most kMaxCluster CTAs, so each SM of a long row has many elements.
   const int64_t elements_of_sm = std::max(int64_t{p.num_rows} * p.vocab / num_sms(device),
                                           has_each ? 0 : int64_t{p.vocab} / kMaxCluster);
-  return p.vocab > kElementsOfCta && elements_of_sm > (has_each ? 2 : 1) * kFewElementsOfSm;
+  return p.vocab > kLeastOfCta && elements_of_sm > (has_each ? 2 : 1) * kFewElementsOfSm;
 }
 
 /// Whether stream_kernel() is to draw from all rows. It is faster than a cluster for each row if

@@ -27,7 +27,7 @@ template <DType kDType>
 Status sample_cluster(const SampleParams& p, Device device, Stream stream) noexcept;
 
 /// Elements that give each warp of a CTA one block. A CTA with fewer is not worth its exchanges.
-constexpr int32_t kElementsOfCta = kRowWarps * sampling::kBlock;
+constexpr int32_t kLeastOfCta = kRowWarps * sampling::kBlock;
 
 inline bool has_clusters(Device device) noexcept { return device_facts(device.index).major >= 9; }
 
@@ -36,7 +36,7 @@ inline bool has_clusters(Device device) noexcept { return device_facts(device.in
 inline int ctas_of_row(const SampleParams& p, Device device) noexcept {
   const int num_sms = device_facts(device.index).num_sms;
   int ctas = 1;
-  while (has_clusters(device) && ctas < kMaxCluster && p.vocab > ctas * kElementsOfCta &&
+  while (has_clusters(device) && ctas < kMaxCluster && p.vocab > ctas * kLeastOfCta &&
          int64_t{p.num_rows} * ctas * 2 <= num_sms) {
     ctas *= 2;
   }
