@@ -10,11 +10,11 @@
 namespace flashplan {
 namespace {
 
-/// The dtypes that run() accepts for one of its tensors. `kind` stands for the usual dtypes. Some
-/// frameworks have no bfloat16 or no 8-bit floats, and pass the bits of such values as uint16 or
-/// uint8. So if *stored_as has 16 or 8 bits, run() also accepts unsigned integers of that size, and
-/// reads them as values of dtype *stored_as. If `stored_as` is null, or *stored_as has more than 16
-/// bits, run() accepts only the usual dtypes.
+/// The dtypes that run() accepts for one of its tensors: those that `kind` allows and, in some
+/// cases, unsigned integers. Frameworks without bfloat16 or without 8-bit floats hold the bits of
+/// such values in tensors of uint16 or uint8. So where *stored_as has 16 or 8 bits, run() also
+/// accepts the unsigned integers with as many bits, and takes them for the bits of values of dtype
+/// *stored_as. Where `stored_as` is null or *stored_as has more bits, it accepts no such integers.
 struct Accepted {
   TensorKind kind;
   const DType* stored_as = nullptr;

@@ -61,11 +61,12 @@ Device device_of(nb::handle object, const Producer& producer);
 
 struct CallStream;
 
-/// Gives C++ code the memory of a Python object by DLPack. If the object's type has DLPack's C
-/// exchange API, the constructor uses this API, which makes no Python call and does not
-/// synchronise. The DlpackImport then only borrows the memory, and the caller must keep the Python
-/// object alive. For other types the constructor calls the object's __dlpack__(). The DlpackImport
-/// then owns the DLPack tensor which that call returns, and frees it in its destructor.
+/// The memory of a Python object that supports DLPack, for C++ code. If the object's type has
+/// DLPack's C exchange API, the constructor calls this API, which runs no Python code and does not
+/// synchronise. The memory then still belongs to the object, and the caller must keep the object
+/// alive as long as it uses the DlpackImport. If the type has no such API, the constructor calls
+/// the object's __dlpack__(), which returns a DLPack tensor. The DlpackImport owns this tensor, and
+/// its destructor frees it.
 class DlpackImport {
  public:
   /// `stream` is the stream of the call. A producer without a current stream makes this stream wait

@@ -33,10 +33,10 @@ struct AppendTensors {
   TensorView batch_indices;
   TensorView positions;
   KvLayout layout = KvLayout::kNHD;
-  /// append_paged_kv() divides keys by k_scale and values by v_scale, in float32, and stores the
-  /// quotients. If a quotient is outside of the range of an 8-bit cache dtype, the cache gets the
-  /// largest finite number of that dtype, with the sign of the quotient. Each scale must be a
-  /// normal float > 0.
+  /// append_paged_kv() computes key / k_scale and value / v_scale in float32, and stores these
+  /// quotients in the dtype of the cache. A quotient beyond the range of an 8-bit dtype is stored
+  /// as the largest finite number of this dtype, with the sign of the quotient. k_scale and v_scale
+  /// must be normal floats greater than 0.
   float k_scale = 1.0F;
   float v_scale = 1.0F;
   /// [1] or [num_kv_heads] float32, on the device of the caches, or empty: factors by which k_scale

@@ -32,10 +32,11 @@ struct MlaAppendTensors {
   TensorView positions;  // [>= tokens] int32 or int64; empty if there is no rotation
   /// Queries that are rotated in place: [>= tokens, num_heads, R] of kv_c's dtype, or empty.
   TensorView q_pe;
-  /// The append divides keys by `scale`, in float32, and stores the quotients. If a quotient is
-  /// outside of the range of an 8-bit cache dtype, the cache gets the largest finite number of that
-  /// dtype, with the sign of the quotient. `scale` must be a normal float > 0. It must be 1 with
-  /// kFp8DsMla, where each 128 latent dims have their own scale, 1/448 of their largest magnitude.
+  /// append_mla() computes x / scale in float32 for each element x of a key, and stores these
+  /// quotients in the dtype of the cache. A quotient beyond the range of an 8-bit dtype is stored
+  /// as the largest finite number of this dtype, with the sign of the quotient. `scale` must be a
+  /// normal float greater than 0. It must be 1 with kFp8DsMla, because each group of 128 latent
+  /// dims then gets a scale of its own: 1/448 of the largest magnitude in the group.
   float scale = 1.0F;
   float eps = 1e-6F;  // added to the mean of the squares; >= 0
 };

@@ -72,24 +72,24 @@ constexpr int32_t kMostSplitsPerQueue = 2;
 ///      merges the states, which have all been written by then. In the sm90 kernels each warpgroup
 ///      arrives for its own rows of a tile. For tiles of requests that read a shared prefix, their
 ///      CTA arrives later, when it has computed all work tiles of its queue.
-///   3. The last CTA to arrive at a prefix's merge then arrives at the merges of all requests that
-///      read the prefix.
-///   4. A CTA that is not the last to arrive at a merge has finished with it: it does not change
-///      the counter again, and reads no states. There are two exceptions.
-///      A merge of many rows can be divided among several CTAs, which merge some of the rows each.
-///      kernels/device/merge_part.h defines the bits of its counter.
-///      In the sm90 kernels, the last CTA to arrive at a reader's merge can be one that arrives for
-///      a prefix (see 3). This CTA only sets a mark in the counter. A CTA that has computed all
-///      work tiles of its queue finds the mark and merges the states
-///      (kernels/device/sm90/reader_merges.h).
+///   3. A shared prefix has a merge of its own. The last CTA to arrive there then also arrives at
+///      the merge of each request that reads the prefix.
+///   4. A CTA that arrives at a merge, but not as the last one, has finished with this merge: it
+///      does not change the counter again, and reads no states. There are two exceptions.
+///      The rows of a large merge can be divided among several CTAs, each of which merges its part.
+///      kernels/device/merge_part.h defines the bits of the counter of such a merge.
+///      In the sm90 kernels, the last CTA to arrive at the merge of a reader may be one that
+///      arrives there for a prefix (see 3). This CTA does not merge: it only sets a mark in the
+///      counter. A CTA that has computed all work tiles of its own queue later finds the mark, and
+///      merges the states (kernels/device/sm90/reader_merges.h).
 struct Arrivals {
   int32_t counters[4];
 };
 
-/// The data with which a CTA begins its work queue: the queue's bounds, and copies of its first two
-/// work tiles and of their segments. The CTA loads all of it at once. Without the copies it would
-/// have to make three loads, each of which waits for an index from the load before: first the
-/// bounds, then the work tile, then the tile's segment.
+/// What a CTA needs to begin its work queue: the bounds of the queue, its first two work tiles, and
+/// the segments of these tiles. Tiles and segments are copies, so that the CTA can load everything
+/// at once. With the originals it would load the bounds, wait for them to know where the first tile
+/// is, load the tile, wait for it to know where its segment is, and load the segment.
 struct alignas(16) QueueStart {
   int32_t begin;  // index of the queue's first work tile
   int32_t end;

@@ -183,9 +183,9 @@ def run_once(tool):
         test_rope.check_rope(rng, fp.Rope(), framework, dtype=dtype, strided=True)
         count += 5
     for name, options in test_sampling.FILTERS.items():
-        # counted_kernel() reads some rows a second time. It then stores one sum for each warp in
-        # shared memory, and one warp reads these sums after a barrier of the CTA. racecheck does
-        # not recognise this barrier, and reports a race between the stores and the reads.
+        # With these filters the kernels add up rows: each warp stores a sum in shared memory, and
+        # after __syncthreads() one warp reads the sums of all warps. racecheck does not know that
+        # this barrier orders them, and reports a race between the stores and the reads.
         if tool == "racecheck" and name in ("p tiny", "p 0.8", "p 0.999"):
             continue
         clusters = name in ("k 5", "p 0.3", "all")

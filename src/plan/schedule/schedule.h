@@ -107,11 +107,11 @@ class Scheduler {
   /// bounds. All requests of a group begin with the group's prefix. A schedule that shares prefixes
   /// computes attention over such a prefix once for all of its requests.
   ///
-  /// make() builds the schedule that shares prefixes first. If this schedule shares at least one
-  /// prefix and gains_by_prefixes() is false, make() also builds a schedule that shares none, and
-  /// compares the predicted times of the two. `memory` can hold only one schedule, so if the first
-  /// one is faster, make() builds it once more. For each schedule QueueFiller tries several
-  /// capacities of the queues.
+  /// make() first builds a schedule that shares prefixes. If this schedule shares at least one
+  /// prefix and gains_by_prefixes() is false, make() then builds a schedule that shares none, in
+  /// the same memory, and compares the predicted times of the two. If the first schedule takes less
+  /// time, make() builds it again, because the second one has overwritten it. To build a schedule,
+  /// QueueFiller tries several capacities of the queues.
   void make(const Batch& batch, std::span<const PrefixGroup> groups, const ScheduleMemory& memory);
 
   const Schedule& schedule() const noexcept { return schedule_; }

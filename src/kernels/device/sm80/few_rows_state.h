@@ -139,8 +139,8 @@ class FewRowsState {
     for (int k = 0; k < kDimTiles; ++k) {
       uint32_t (&query)[2] = query_[head][k];
       if constexpr (T::kWidensQueries) {
-        // The elements stay 8 bits wide until scale_queries() widens them. If the thread widened
-        // an element here, it would wait for the element's load before it issues the next load.
+        // This loop only loads the 8-bit elements; scale_queries() widens them later. A thread that
+        // widens an element waits for its load first, so it would issue the next load only then.
         query[0] = pair_at(from + k * 16);
         if constexpr (!kAligned) query[0] |= pair_at(from + k * 16 + 2) << 16;
         query[1] = 0;  // without a value, nvcc keeps all queries in local memory
