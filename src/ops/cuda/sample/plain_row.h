@@ -30,6 +30,7 @@ struct PlainShared {
   uint64_t warp_values[kMaxCluster][2];  // values of each warp
   uint32_t warp_keys[kRowWarps];
   ChosenBlock chosen[kMostChosen];
+  alignas(16) float last_block[sampling::kBlock];  // see keep_last_block()
 };
 
 /// The CTAs of a cluster have parts of the row, which has at most kMostEntries blocks.
@@ -86,13 +87,15 @@ class PlainRow {
     Mailbox::fence_init();
     plain_.mail.expect(static_cast<uint32_t>(num_blocks_) * sizeof(uint64_t));
   }
-  /// Starts to load the first block of each warp. read() must follow.
+  /// Starts to load the first block of each warp. read() must follow. All threads call it; it may
+  /// have a barrier.
   __device__ void start_reading() {
     if (first_of_warp() < end_block_) fetch(first_of_warp());
     const float temperature = p_.temperature.of(row_);
     is_greedy_ = !kFromProbs && temperature == 0.0F;
     scale_ =
         kFromProbs ? sampling::absolute_scale() : sampling::make_scale(0.0F, temperature, false);
+    if (num_fetchable_ < num_blocks_) keep_last_block();
   }
   /// The smallest and the largest of the elements that start_reading() has loaded for this thread.
   /// Without any, the smallest one is infinity and the largest one -infinity.
@@ -149,6 +152,16 @@ class PlainRow {
         next.load(u, words_);
       }
     }
+  }
+  /// Reads word u of a block that does not consist of words.
+  __device__ void read_elements(int block, int u, float (&x)[kVec]) const {
+    const int first = OfWarp::first_of(u);
+    if (block < num_blocks_ - 1) {
+      elements_.read_elements(block * kBlock + first, x);
+      return;
+    }
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) x[e] = plain_.last_block[first + e];
   }
 
   __device__ int blocks_of_cta() const { return (num_blocks_ - 1) / cluster_size() + 1; }
@@ -275,6 +288,19 @@ class PlainRow {
 #pragma unroll
     for (int u = 0; u < kWords; ++u) words_[u] = __ldcs(from + u * 32);
   }
+  /// Loads the row's last block into shared memory, since it does not consist of words: its warp
+  /// would load a few elements at a time and wait for them. Each CTA may draw from this block.
+  __device__ void keep_last_block() {
+    static_assert(kBlock <= kRowThreads * kVec);
+    const int first = static_cast<int>(threadIdx.x) * kVec;
+    if (first < kBlock) {
+      float x[kVec];
+      elements_.read_elements((num_blocks_ - 1) * kBlock + first, x);
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) plain_.last_block[first + e] = x[e];
+    }
+    __syncthreads();
+  }
   /// A block that is loaded while the fetched one is used: when word u of the fetched block has
   /// been used, load(u, words_) replaces it by word u of this block.
   struct NextBlock {
@@ -316,9 +342,6 @@ class PlainRow {
           read_elements(block, u, x);
           see(x);
         });
-  }
-  __device__ void read_elements(int block, int u, float (&x)[kVec]) const {
-    elements_.read_elements(block * kBlock + OfWarp::first_of(u), x);
   }
 
   template <class Found>

@@ -197,7 +197,7 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
 #pragma unroll 1
       for (int u = 0; u < Base::kWords; ++u) {
         float x[kVec];
-        elements_.read_elements(first + u * 32 * kVec, x);
+        this->read_elements(block, u, x);
         note(x, u);
       }
     }
