@@ -74,6 +74,18 @@ TEST(rows_of_a_vocabulary) {
   for (const Settings& settings : kFewSettings) compare(rows, settings, 128'256);
 }
 
+/// As few CTAs draw from each of many rows as hold it: two and sixteen.
+TEST(many_rows_of_clusters) {
+  cuda::emulated_facts.num_sms = 5;
+  for (const int32_t vocab : {40'008, 200'008}) {
+    Rows rows = hard_rows(vocab, 11);
+    rows.names.resize(4);
+    rows.rows.resize(4);
+    for (const Settings& settings : kFewSettings) compare(rows, settings, vocab);
+  }
+  cuda::emulated_facts.num_sms = 132;
+}
+
 TEST(probabilities) {
   const Rows rows = hard_rows(9001, 4);
   for (const Settings& settings : kSettings) compare(rows, settings, 9001, true);

@@ -160,6 +160,15 @@ TEST(requests) {
   CHECK(accepted > 20);
 }
 
+/// As few CTAs share each of many rows as hold it: two and sixteen.
+TEST(many_rows_of_clusters) {
+  cuda::emulated_facts.num_sms = 5;
+  for (const int32_t vocab : {40'008, 200'008}) {
+    compare(random_problem(3, vocab, DType::kFloat32, false), std::to_string(vocab) + " elements");
+  }
+  cuda::emulated_facts.num_sms = 132;
+}
+
 TEST(drafts_that_were_looked_up) {
   int32_t accepted = 0;
   for (const int32_t vocab : {7, 9001}) {

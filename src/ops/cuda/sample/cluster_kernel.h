@@ -106,6 +106,10 @@ __device__ __noinline__ void draw_from_cluster(const RowParams<SampleParams>& pa
 
 namespace {
 
+/// Elements of a CTA that give each of its threads a word.
+constexpr int32_t kElementsOfBound = 2 * sampling::kBlock;
+static_assert(kElementsOfBound == 4 * kRowThreads);
+
 template <DType kDType, bool kFromProbs, bool kHeld, bool kThresholdFirst>
 __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
     sample_kernel(const __grid_constant__ RowParams<SampleParams> params) {
@@ -119,9 +123,23 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
 
 }  // namespace
 
+/// How many CTAs share a row.
+inline int ctas_that_draw(const SampleParams& p, Device device) {
+  constexpr int kMost = kMaxCluster / 2;  // sixteen CTAs find bounds of no larger top-k
+  const int32_t top_k = p.top_k.each != nullptr ? most_bounded(kMost) : p.top_k.all;
+  if (p.joint || top_k > most_bounded(kMost))
+    return ctas_that_hold(p.num_rows, p.vocab, most_filtering_ctas(device));
+  // A small top-k. One CTA draws, so more of them gain little, but they must find a bound.
+  int least = 1;
+  while (least < kMost && most_bounded(least) < top_k && p.vocab > least * kElementsOfBound) {
+    least *= 2;
+  }
+  return ctas_that_hold(p.num_rows, p.vocab, device_facts(device.index).num_sms, least);
+}
+
 template <DType kDType>
 Status sample_cluster(const SampleParams& p, Device device, Stream stream) noexcept {
-  const RowDivision division = division_of_rows(p.num_rows, device);
+  const RowDivision division = division_of_row(ctas_that_draw(p, device));
   const auto launch = [&](auto from_probs) {
     constexpr bool kFromProbs = decltype(from_probs)::value;
     const RowKernels<SampleParams> kernels{p.logprobs != nullptr

@@ -100,6 +100,13 @@ __device__ void draw_from_few(Row& row, int num, int32_t top_k) {
 
 // --- With a small top-k ---
 
+/// The largest top-k for which find_bound() finds a bound. If more of the sent keys were at least
+/// the bound, probably more than kMostFew elements of the row would be: a warp may have more of
+/// them than the two that it has sent.
+FLASHPLAN_HOST_DEVICE constexpr int most_bounded(int ctas) {
+  return ctas <= kMaxCluster / 2 ? kRowWarps * ctas * 2 * 5 / 8 : kRowWarps * ctas * 13 / 24;
+}
+
 constexpr int kLargest = kMaxCluster * kRowWarps / 32;  // pairs of keys that a lane reads
 static_assert(kLargest * 32 == kMaxCluster * kRowWarps);
 
@@ -169,9 +176,7 @@ __device__ uint32_t find_bound(Row& row, int top_k) {
   // kMaxCluster / 2 CTAs, else only for the larger key of each pair.
   const bool has_both = cluster_size() <= kMaxCluster / 2;
   int num = kRowWarps * cluster_size() * (has_both ? 2 : 1);  // sent keys that are at least `low`
-  // If more than `most` of the sent keys were at least the bound, probably more than kMostFew
-  // elements of the row would be: a warp may have more of them than the two that it has sent.
-  const int most = has_both ? num * 5 / 8 : num * 13 / 24;
+  const int most = most_bounded(cluster_size());
   if (most < top_k) return 0;
   uint32_t keys[kLargest];
   uint32_t low = ~0U;

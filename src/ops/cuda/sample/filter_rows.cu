@@ -27,7 +27,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
 }  // namespace
 
 Status filter_rows(const FilterParams& p, Device device, Stream stream) noexcept {
-  const RowDivision division = division_of_rows(p.num_rows, device);
+  const RowDivision division =
+      division_of_row(ctas_that_hold(p.num_rows, p.vocab, most_filtering_ctas(device)));
   return with_float(p.dtype, [&](auto dtype) {
     constexpr DType kDType = decltype(dtype)::value;
     constexpr RowKernels<FilterParams> kFromProbs{filter_kernel<kDType, true, true>,

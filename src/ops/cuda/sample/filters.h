@@ -83,21 +83,18 @@ __device__ uint64_t apply_filters(Row& row, Cut* cut) {
 /// the CTA sends in two exchanges and for its sums of groups of bins. Clusters of more than
 /// kMaxCluster / 2 CTAs also need memory for the bins of one group; smaller ones use that of the
 /// candidates.
-inline int bytes_of_rank(int max_cluster) {
-  const int words = max_cluster > kMaxCluster / 2 ? kGroups + kGroupBins : kGroups;
+inline int bytes_of_rank(int ctas) {
+  const int words = ctas > kMaxCluster / 2 ? kGroups + kGroupBins : kGroups;
   return kBytesOfRank + words * static_cast<int>(sizeof(uint64_t));
 }
 
 /// How launch_rows() divides a row into the parts that the CTAs of a cluster keep.
-inline RowDivision division_of_rows(int32_t num_rows, Device device) {
-  // Few rows get large clusters, so that all SMs have work. Many rows do not need these, and small
-  // clusters take fewer barriers for as many elements.
-  const int64_t most = int64_t{kRowCtasOfSm} * device_facts(device.index).num_sms;
-  const bool is_large = int64_t{num_rows} * kMaxCluster <= most;
-  const int max_cluster = is_large ? kMaxCluster : kMaxCluster / 2;
-  return {.max_cluster = max_cluster,
-          .bytes_of_rank = bytes_of_rank(max_cluster),
-          .multiple = sampling::kBlock};
+inline RowDivision division_of_row(int ctas) {
+  return {.cluster = ctas, .bytes_of_rank = bytes_of_rank(ctas), .multiple = sampling::kBlock};
 }
+
+/// Rows get more CTAs than they need as long as the launch has at most this many. Three CTAs run on
+/// an SM, but if there are so many, some large clusters find no place on a GPC and wait.
+inline int most_filtering_ctas(Device device) { return 2 * device_facts(device.index).num_sms; }
 
 }  // namespace flashplan::cuda

@@ -290,24 +290,34 @@ class RowPart {
 
 constexpr int32_t kMaxHeld = 24 * 1024;  // elements of a CTA: 96 KB, so that two fit on an SM
 
+/// How many CTAs share a row that they hold: at least `least`, as few as can hold it, and more as
+/// long as the launch has at most `most_of_launch` CTAs.
+inline int ctas_that_hold(int32_t num_rows, int32_t vocab, int most_of_launch, int least = 1) {
+  // If a CTA had fewer elements than these, the exchanges in the larger cluster would cost more
+  // time than its CTAs save.
+  constexpr int32_t kElementsOfCta = 8 * 1024;
+  int ctas = least;
+  while (ctas < kMaxCluster &&
+         (vocab > ctas * kMaxHeld ||
+          (vocab > ctas * kElementsOfCta && int64_t{num_rows} * ctas * 2 <= most_of_launch))) {
+    ctas *= 2;
+  }
+  return ctas;
+}
+
 /// How launch_rows() divides rows.
 struct RowDivision {
-  int max_cluster;        // CTAs of a row
+  int cluster;            // CTAs of a row, on GPUs that have clusters
   int bytes_of_rank = 0;  // shared memory behind a part, in bytes for each CTA of the cluster
   int32_t multiple = 8;   // divides the number of elements of a part; a multiple of 8 itself
 };
 
-/// The grid for rows of `vocab` elements: a cluster of CTAs for each row, whose size depends on the
-/// length of the row. The dynamic shared memory of a CTA begins with its part, if parts are held.
+/// The grid for rows of `vocab` elements: a cluster of CTAs for each row. The dynamic shared memory
+/// of a CTA begins with its part, if parts are held.
 inline Grid split_rows(int32_t num_rows, int32_t vocab, Device device, const RowDivision& division,
                        RowSplit* split) {
-  // If a CTA had fewer elements than these, the exchanges in the larger cluster would cost more
-  // time than its CTAs save.
-  constexpr int32_t kElementsOfCta = 8 * 1024;
   const bool has_clusters = device_facts(device.index).major >= 9;
-  int cluster = 1;
-  while (has_clusters && cluster < division.max_cluster && vocab > cluster * kElementsOfCta)
-    cluster *= 2;
+  const int cluster = has_clusters ? division.cluster : 1;
   const int32_t part = static_cast<int32_t>((int64_t{vocab} + cluster - 1) / cluster);
   split->part = (part + division.multiple - 1) / division.multiple * division.multiple;
   // GPUs without clusters may have 100 KB of shared memory for an SM: two CTAs can hold 40 KB each.

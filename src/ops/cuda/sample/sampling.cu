@@ -14,6 +14,8 @@ namespace {
 /// If an SM has at most this many elements, clusters that keep a row are faster than
 /// counted_kernel().
 constexpr int64_t kFewElementsOfSm = 8192;
+/// The same where one CTA of counted_kernel() must find the threshold of a filter.
+constexpr int64_t kFewWithThreshold = 4 * kFewElementsOfSm;
 
 int32_t num_sms(Device device) { return device_facts(device.index).num_sms; }
 
@@ -50,11 +52,15 @@ bool is_counted(const SampleParams& p, Device device) {
     return false;
   const bool is_tried =
       has_each || sampling::is_tried(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
-  if (has_top_k || p.logprobs != nullptr || !is_tried)
-    return p.vocab > kMaxHeld && (!has_clusters(device) || p.num_rows > num_sms(device) / 2);
   // A row has at most kMaxCluster CTAs, so each SM of a long row has many elements.
   const int64_t elements_of_sm = std::max(int64_t{p.num_rows} * p.vocab / num_sms(device),
                                           has_each ? 0 : int64_t{p.vocab} / kMaxCluster);
+  if (has_top_k || p.logprobs != nullptr || !is_tried) {
+    const int readings = has_top_k ? 2 : 1;  // how often counted_kernel() reads nearly all rows
+    return p.vocab > kMaxHeld &&
+           (!has_clusters(device) || (p.num_rows > readings * num_sms(device) / 2 &&
+                                      elements_of_sm > readings * kFewWithThreshold));
+  }
   return p.vocab > kLeastOfCta && elements_of_sm > (has_each ? 2 : 1) * kFewElementsOfSm;
 }
 

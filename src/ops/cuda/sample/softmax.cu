@@ -243,19 +243,24 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
   }
 }
 
+/// How many CTAs share a row: as few as hold it in registers. It does not depend on the number of
+/// rows, so results do not depend on the batch.
+int ctas_of_row(int32_t vocab) {
+  const int32_t holding = (vocab - 1) / kHeldElements + 1;
+  // A GPC, of 16 or 18 SMs, runs two clusters if these have 13 CTAs, and also if they have 16.
+  constexpr int kMostFewer = 12;
+  return holding <= kMostFewer ? holding : kMaxCluster;
+}
+
 }  // namespace
 
 Status softmax(const SoftmaxParams& p, Device device, Stream stream) noexcept {
   return with_float(p.dtype, [&](auto dtype) {
     constexpr DType kFrom = decltype(dtype)::value;
     constexpr DType kWide = DType::kFloat32;
-    // The split does not depend on the number of rows, so results do not depend on the batch.
     RowParams<SoftmaxParams> params{p, {}};
-    const auto split = [&](int cluster) {
-      return split_rows(p.num_rows, p.vocab, device, {.max_cluster = cluster}, &params.split);
-    };
-    Grid grid = split(kMaxCluster / 2);
-    if (params.split.part > kHeldElements) grid = split(kMaxCluster);
+    Grid grid =
+        split_rows(p.num_rows, p.vocab, device, {.cluster = ctas_of_row(p.vocab)}, &params.split);
     const bool is_held = params.split.part <= kHeldElements;
     if (is_held) grid.threads = dim3(kHeldThreads);
     grid.smem_bytes = 0;

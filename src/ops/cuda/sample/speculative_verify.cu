@@ -291,7 +291,10 @@ Status speculative_verify(const VerifyParams& p, Device device, Stream stream) n
     constexpr DType kDType = decltype(dtype)::value;
     constexpr RowKernels<VerifyParams> kKernels{verify_kernel<kDType, true>,
                                                 verify_kernel<kDType, false>};
-    return launch_rows(kKernels, p, device, stream, {.max_cluster = kMaxCluster / 2});
+    // With more CTAs in a launch, smaller clusters are faster.
+    const int most_ctas = device_facts(device.index).num_sms * 3 / 2;
+    return launch_rows(kKernels, p, device, stream,
+                       {.cluster = ctas_that_hold(p.num_rows, p.vocab, most_ctas)});
   });
 }
 
