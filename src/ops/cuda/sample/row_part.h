@@ -232,8 +232,6 @@ class RowPart {
 
   /// Element i of the part; -0 becomes +0.
   __device__ float at(int32_t i) const { return __fadd_rn(kHeld ? memory_[i] : read(i), 0.0F); }
-  /// Replaces element i of a part that is held.
-  __device__ void set(int32_t i, float value) { memory_[i] = value; }
   /// Replaces elements i to i + 3 of a part that is held.
   __device__ void replace(int32_t i, const float4& values) {
     *reinterpret_cast<float4*>(memory_ + i) = values;

@@ -146,18 +146,16 @@ class Verifier {
   /// Subtracts a draft's distribution from the target's row, whose values sum to `sum`. False: the
   /// target's or the draft's row is no distribution.
   __device__ bool reject(int32_t draft, float sum) {
+    if (threadIdx.x == 0) part_.prefetch_draft(draft);
     if (part_.num_rejected == 0 && !load_target()) return false;
     float largest = 0.0F;
     bool fits = true;
     uint64_t total = 0;
-    for (int i = static_cast<int>(threadIdx.x); i < part_.count(); i += kRowThreads) {
-      const float q = probability_of_draft<kDType>(p_, request_, draft, part_.begin() + i);
-      const float rest = sampling::residual(part_.at(i), sum, q);
-      part_.set(i, rest);
+    part_.subtract(draft, sum, [&](float rest, float q) {
       largest = fmaxf(largest, rest);
       fits = fits && sampling::is_probability(q);
       total += sampling::weight_of_probability(q, sampling::absolute_scale());
-    }
+    });
     const bool is_right = is_distribution(largest, fits, total);
     // All threads have read shared_.rejected before the barriers in is_distribution().
     if (threadIdx.x == 0) shared_.rejected[part_.num_rejected] = {draft, sum};
@@ -208,35 +206,30 @@ class Verifier {
   }
 
   /// Draws a token from the row; the thread that finds the token writes it. The search goes over
-  /// sums of weights in the order of ids: first those of the CTAs, then those of the CTA's warps,
-  /// each of which has a segment of the CTA's part, then the weights in the segment.
+  /// sums of weights in the order of ids: those of the CTAs, of the CTA's warps, and of the warp's
+  /// lanes, each of which has a share of the CTA's part; then over the weights of the share.
   __device__ void draw(uint64_t random, int32_t* to) {
-    const int warp = warp_of_thread();
     const int lane = lane_of_thread();
-    const int segment = (part_.count() + kRowThreads - 1) / kRowThreads * 32;
-    const int begin = min(warp * segment, part_.count());
-    const int end = min(begin + segment, part_.count());
+    // An odd number, so that the lanes of a warp read different banks of shared memory.
+    const int share = (part_.count() / kRowThreads + 1) | 1;
+    const int begin = min(static_cast<int>(threadIdx.x) * share, part_.count());
+    const int end = min(begin + share, part_.count());
     uint64_t sum = 0;
-    for (int i = begin + lane; i < end; i += 32) sum += weight(i);
+    for (int i = begin; i < end; ++i) sum += weight(i);
     reduce({0, sum});
     const uint64_t of_rank = exchange_.value_of_rank(1);
     uint64_t target = sampling::high_product(random, sum_of_warp(of_rank));
     const BinOfLanes cta = find_lane(of_rank, 0, target + 1);
     if (cta.lane != cluster_rank()) return;
     const uint64_t of_warp = lane < kRowWarps ? shared_.warp_values[lane][1] : 0;
-    const BinOfLanes own = find_lane(of_warp, cta.above, target + 1);
-    if (own.lane != warp) return;
+    const BinOfLanes warp = find_lane(of_warp, cta.above, target + 1);
+    if (warp.lane != warp_of_thread()) return;
+    const BinOfLanes own = find_lane(sum, warp.above, target + 1);
+    if (own.lane != lane) return;
     target -= own.above;
-    for (int first = begin; first < end; first += 32) {
-      const int i = first + lane;
-      const uint64_t passed = sum_to_lane(i < end ? weight(i) : 0U);
-      const unsigned reached = __ballot_sync(~0U, passed > target);
-      if (reached != 0) {
-        if (lane == __ffs(static_cast<int>(reached)) - 1) *to = part_.begin() + i;
-        return;
-      }
-      target -= __shfl_sync(~0U, passed, 31);
-    }
+    int i = begin;
+    for (uint64_t passed = weight(i); passed <= target && i + 1 < end; passed += weight(i)) ++i;
+    *to = part_.begin() + i;
   }
 
   struct KeyAndSum {
@@ -277,7 +270,7 @@ class Verifier {
 };
 
 template <DType kDType, bool kHeld>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, 2)
     verify_kernel(const __grid_constant__ RowParams<VerifyParams> params) {
   __shared__ Shared shared;
   extern __shared__ float4 memory[];
@@ -293,8 +286,9 @@ Status speculative_verify(const VerifyParams& p, Device device, Stream stream) n
                                                 verify_kernel<kDType, false>};
     // With more CTAs in a launch, smaller clusters are faster.
     const int most_ctas = device_facts(device.index).num_sms * 3 / 2;
-    return launch_rows(kKernels, p, device, stream,
-                       {.cluster = ctas_that_hold(p.num_rows, p.vocab, most_ctas)});
+    return launch_rows(
+        kKernels, p, device, stream,
+        {.cluster = ctas_that_hold(p.num_rows, p.vocab, most_ctas), .multiple = sampling::kBlock});
   });
 }
 

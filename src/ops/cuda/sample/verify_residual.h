@@ -45,13 +45,13 @@ class Residual {
         rejected_(rejected),
         memory_(memory),
         row_(params.p.target_row(request, -1)),
-        part_(make_part()) {}
+        part_(part_of<kHeld>(row_)) {}
 
   /// Takes the target's row after draft `node` (-1: before all drafts). Does not load it yet.
   __device__ void begin_row(int32_t node) {
     row_ = params_.p.target_row(request_, node);
     num_rejected = 0;
-    part_ = make_part();
+    part_ = part_of<kHeld>(row_);
   }
 
   /// Loads this CTA's part of the target's row, from which nothing is subtracted yet, and calls
@@ -68,8 +68,37 @@ class Residual {
   __device__ float at(int32_t i) const {
     return kHeld ? part_.at(i) : reduced(part_.at(i), part_.begin() + i);
   }
-  __device__ void set(int32_t i, float value) {
-    if (kHeld) part_.set(i, value);
+
+  /// Starts to fetch this CTA's part of a draft's distribution into L2. One thread calls it.
+  __device__ void prefetch_draft(int32_t draft) const {
+    const char* row = params_.p.draft_row(request_, draft);
+    if (row != nullptr) part_of<false>(row).prefetch(count());
+  }
+
+  /// Subtracts a draft's distribution from this CTA's part of the target's row, which sums to
+  /// `sum`. Calls body(rest, q) for each element: with what is left of it, and the draft's
+  /// probability. Both are 0 for elements behind the row's end, in the word of its last one.
+  template <class Body>
+  __device__ void subtract(int32_t draft, float sum, const Body& body) {
+    const char* row = params_.p.draft_row(request_, draft);
+    const RowPart<kDType, false> of_draft = part_of<false>(row);
+    const auto drafted = static_cast<int32_t>(params_.p.token(request_, draft)) - begin();
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x) * 4; i < count(); i += kRowThreads * 4) {
+      const auto one_hot = [&](int e) { return i + e == drafted ? 1.0F : 0.0F; };
+      const float4 q = row != nullptr ? of_draft.word(i)
+                                      : make_float4(one_hot(0), one_hot(1), one_hot(2), one_hot(3));
+      const auto rest_of = [&](int e, float target, float q_of_e) {
+        if (!kHeld && i + e < count()) target = reduced(target, begin() + i + e);
+        const float rest = sampling::residual(target, sum, q_of_e);
+        body(rest, q_of_e);
+        return rest;
+      };
+      const float4 word = part_.word(i);
+      const float4 rest = make_float4(rest_of(0, word.x, q.x), rest_of(1, word.y, q.y),
+                                      rest_of(2, word.z, q.z), rest_of(3, word.w, q.w));
+      if (kHeld) part_.replace(i, rest);
+    }
   }
 
   /// The value of any id, also outside of this CTA's part: computed from the row in global memory.
@@ -78,8 +107,9 @@ class Residual {
   int32_t num_rejected = 0;
 
  private:
-  __device__ RowPart<kDType, kHeld> make_part() const {
-    return {{row_, 0, nullptr, 0}, 0, params_.p.vocab, params_.split, memory_, 0.0F};
+  template <bool kIsHeld>
+  __device__ RowPart<kDType, kIsHeld> part_of(const char* row) const {
+    return {{row, 0, nullptr, 0}, 0, params_.p.vocab, params_.split, memory_, 0.0F};
   }
 
   __device__ float reduced(float value, int32_t id) const {
