@@ -4,7 +4,7 @@
 import torch
 
 import flashplan as fp
-from gpu_sampling import SERVED_SAMPLING, VOCAB
+from gpu_sampling import OTHER_VOCABS, SERVED_SAMPLING, VOCAB
 
 PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM = 16, 8, 128
 
@@ -209,12 +209,15 @@ def _sample(batch_size, probs=False, **options):
     return make, 4 * batch_size * VOCAB
 
 
-def _verify(batch_size, num_drafts):
+def _verify(batch_size, num_drafts=4, vocab=VOCAB, nearness=0.0):
+    """`nearness` 0: the drafts' probabilities have nothing to do with the target's; 1: are them."""
+
     def make(device):
-        shape = (batch_size, num_drafts + 1, VOCAB)
-        targets = (4 * torch.randn(shape, device=device)).softmax(-1)
-        drafts = targets[:, :num_drafts].roll(1, -1).contiguous()
-        tokens = torch.full((batch_size, num_drafts), 7, device=device)
+        shape = (batch_size, num_drafts + 1, vocab)
+        logits, noise = (4 * torch.randn(shape, device=device) for _ in range(2))
+        targets = logits.softmax(-1)
+        drafts = (nearness * logits + (1 - nearness) * noise)[:, :num_drafts].softmax(-1)
+        tokens = drafts.view(-1, vocab).multinomial(1).view(batch_size, num_drafts)
         out = torch.empty(batch_size, num_drafts + 1, dtype=torch.int32, device=device)
         count = torch.empty(batch_size, dtype=torch.int32, device=device)
 
@@ -227,7 +230,7 @@ def _verify(batch_size, num_drafts):
 
         return call, check
 
-    return make, 8 * batch_size * VOCAB  # at most one row of each model
+    return make, 8 * batch_size * vocab  # at most one row of each model
 
 
 def _penalties(batch_size, max_len):
@@ -251,9 +254,9 @@ def _penalties(batch_size, max_len):
     return make, batch_size * max_len * (8 + 2 * 32)  # a sector of logits for each token
 
 
-def _softmax(batch_size):
+def _softmax(batch_size, vocab=VOCAB):
     def make(device):
-        logits = 2 * torch.randn(batch_size, VOCAB, device=device)
+        logits = 2 * torch.randn(batch_size, vocab, device=device)
         out = torch.empty_like(logits)
 
         def call():
@@ -264,7 +267,7 @@ def _softmax(batch_size):
 
         return call, check
 
-    return make, 8 * batch_size * VOCAB
+    return make, 8 * batch_size * vocab
 
 
 SAMPLERS = {
@@ -298,7 +301,10 @@ OPS = {
         for batch_size in (1, 32, 256)
     },
     **SERVED_SAMPLING,
-    **{f"verify 4 drafts b{batch_size}": _verify(batch_size, 4) for batch_size in (1, 32)},
+    **{f"verify 4 drafts b{batch_size}": _verify(batch_size) for batch_size in (1, 32, 128)},
+    "verify 4 near drafts b32": _verify(32, nearness=0.95),
+    **{f"verify 4 drafts of {vocab} b32": _verify(32, vocab=vocab) for vocab in OTHER_VOCABS},
     **{f"penalties of 2048 b{batch_size}": _penalties(batch_size, 2048) for batch_size in (1, 256)},
     **{f"softmax b{batch_size}": _softmax(batch_size) for batch_size in (1, 32, 256)},
+    **{f"softmax of {vocab} b256": _softmax(256, vocab) for vocab in OTHER_VOCABS},
 }
