@@ -210,7 +210,7 @@ def _sample(batch_size, probs=False, **options):
 
 
 def _verify(batch_size, num_drafts=4, vocab=VOCAB, nearness=0.0):
-    """`nearness` 0: the drafts' probabilities have nothing to do with the target's; 1: are them."""
+    """`nearness`: 0 if drafts' probabilities have nothing to do with the target's, 1 if equal."""
 
     def make(device):
         shape = (batch_size, num_drafts + 1, vocab)

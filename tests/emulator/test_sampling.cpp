@@ -74,7 +74,7 @@ TEST(rows_of_a_vocabulary) {
   for (const Settings& settings : kFewSettings) compare(rows, settings, 128'256);
 }
 
-/// As few CTAs draw from each of many rows as hold it: two and sixteen.
+/// Each of many rows gets as few CTAs as can hold it, for most of the settings: two and sixteen.
 TEST(many_rows_of_clusters) {
   cuda::emulated_facts.num_sms = 5;
   for (const int32_t vocab : {40'008, 200'008}) {
@@ -110,6 +110,22 @@ TEST(rows_that_are_not_held) {
   cuda::emulated_facts.major = 8;
   const Rows rows = hard_rows(20'003, 6);
   for (const Settings& settings : kSettings) compare(rows, settings, 20'003);
+  cuda::emulated_facts.major = 9;
+}
+
+/// From compute capability 12.0 on, a CTA has less shared memory, and clusters have 8 CTAs at most.
+TEST(gpus_with_less_shared_memory) {
+  cuda::emulated_facts.major = 12;
+  for (const int32_t num_sms : {5, 132}) {
+    cuda::emulated_facts.num_sms = num_sms;
+    for (const int32_t vocab : {24'000, 128'256, 200'003}) {
+      Rows rows = hard_rows(vocab, 12);
+      rows.names.resize(2);
+      rows.rows.resize(2);
+      for (const Settings& settings : kFewSettings) compare(rows, settings, vocab);
+    }
+  }
+  cuda::emulated_facts.num_sms = 132;
   cuda::emulated_facts.major = 9;
 }
 

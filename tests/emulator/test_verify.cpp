@@ -160,7 +160,7 @@ TEST(requests) {
   CHECK(accepted > 20);
 }
 
-/// As few CTAs share each of many rows as hold it: two and sixteen.
+/// Each of many rows gets as few CTAs as can hold it: two and sixteen.
 TEST(many_rows_of_clusters) {
   cuda::emulated_facts.num_sms = 5;
   for (const int32_t vocab : {40'008, 200'008}) {

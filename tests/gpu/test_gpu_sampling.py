@@ -251,7 +251,7 @@ def test_graph(cuda, torch, rng):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocab", VOCABULARIES[:-1])
+@pytest.mark.parametrize("vocab", [*VOCABULARIES[:-1], 40_003, 151_936])  # the last: 3, 10 CTAs
 def test_softmax(cuda, rng, vocab, dtype):
     each = np.array([0.3, 1, 2, 5, 100], np.float32)
     test_sampling.check_softmax(rng, cuda, 5, vocab, dtype, "float32", 1.0)

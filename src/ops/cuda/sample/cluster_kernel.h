@@ -106,7 +106,7 @@ __device__ __noinline__ void draw_from_cluster(const RowParams<SampleParams>& pa
 
 namespace {
 
-/// Elements of a CTA that give each of its threads a word.
+/// Four elements for each thread of a CTA.
 constexpr int32_t kElementsOfBound = 2 * sampling::kBlock;
 static_assert(kElementsOfBound == 4 * kRowThreads);
 
@@ -125,16 +125,17 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
 
 /// How many CTAs share a row.
 inline int ctas_that_draw(const SampleParams& p, Device device) {
-  constexpr int kMost = kMaxCluster / 2;  // sixteen CTAs find bounds of no larger top-k
+  constexpr int kMost = kMaxCluster / 2;  // sixteen CTAs bound no larger top-k (most_bounded())
   const int32_t top_k = p.top_k.each != nullptr ? most_bounded(kMost) : p.top_k.all;
   if (p.joint || top_k > most_bounded(kMost))
-    return ctas_that_hold(p.num_rows, p.vocab, most_filtering_ctas(device));
-  // A small top-k. One CTA draws, so more of them gain little, but they must find a bound.
+    return ctas_that_hold(p.num_rows, p.vocab, device, most_filtering_ctas(device));
+  // A small top-k: the first CTA draws alone, so more CTAs gain little, but their warps must send
+  // enough keys for a bound.
   int least = 1;
   while (least < kMost && most_bounded(least) < top_k && p.vocab > least * kElementsOfBound) {
     least *= 2;
   }
-  return ctas_that_hold(p.num_rows, p.vocab, device_facts(device.index).num_sms, least);
+  return ctas_that_hold(p.num_rows, p.vocab, device, device_facts(device.index).num_sms, least);
 }
 
 template <DType kDType>

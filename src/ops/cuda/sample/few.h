@@ -100,9 +100,9 @@ __device__ void draw_from_few(Row& row, int num, int32_t top_k) {
 
 // --- With a small top-k ---
 
-/// The largest top-k for which find_bound() finds a bound. If more of the sent keys were at least
-/// the bound, probably more than kMostFew elements of the row would be: a warp may have more of
-/// them than the two that it has sent.
+/// The largest top-k for which find_bound() finds a bound. If more sent keys than this were at
+/// least the bound, probably more than kMostFew elements of the row would be: a warp may have more
+/// of them than the two that it has sent.
 FLASHPLAN_HOST_DEVICE constexpr int most_bounded(int ctas) {
   return ctas <= kMaxCluster / 2 ? kRowWarps * ctas * 2 * 5 / 8 : kRowWarps * ctas * 13 / 24;
 }
@@ -168,8 +168,9 @@ __device__ uint64_t pair_of_warps(Row& row, int i) {
 
 /// A lower bound for top-k: a key such that at least `top_k` elements of the row have this key or a
 /// larger one, since so many of the keys that warps have sent by send_largest() are that large. A
-/// search raises the bound until few more than `top_k` of the sent keys reach it. Returns 0 if
-/// warps have sent too few keys.
+/// search raises the bound until few more than `top_k` of the sent keys reach it. Warps without
+/// elements have sent the key of -infinity, which no element is below. Returns 0 if warps have sent
+/// too few keys.
 template <class Row>
 __device__ uint32_t find_bound(Row& row, int top_k) {
   // `keys` has room for both keys of each pair that the lane reads if the cluster has at most

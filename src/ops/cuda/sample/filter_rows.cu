@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
 
 Status filter_rows(const FilterParams& p, Device device, Stream stream) noexcept {
   const RowDivision division =
-      division_of_row(ctas_that_hold(p.num_rows, p.vocab, most_filtering_ctas(device)));
+      division_of_row(ctas_that_hold(p.num_rows, p.vocab, device, most_filtering_ctas(device)));
   return with_float(p.dtype, [&](auto dtype) {
     constexpr DType kDType = decltype(dtype)::value;
     constexpr RowKernels<FilterParams> kFromProbs{filter_kernel<kDType, true, true>,

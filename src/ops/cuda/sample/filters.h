@@ -93,8 +93,8 @@ inline RowDivision division_of_row(int ctas) {
   return {.cluster = ctas, .bytes_of_rank = bytes_of_rank(ctas), .multiple = sampling::kBlock};
 }
 
-/// Rows get more CTAs than they need as long as the launch has at most this many. Three CTAs run on
-/// an SM, but if there are so many, some large clusters find no place on a GPC and wait.
+/// Rows get more CTAs than hold them only as long as the launch has at most this many. Three CTAs
+/// run on an SM, but if there are so many, some large clusters find no place on a GPC and wait.
 inline int most_filtering_ctas(Device device) { return 2 * device_facts(device.index).num_sms; }
 
 }  // namespace flashplan::cuda

@@ -14,6 +14,7 @@
 #include "ops/cuda/launch.h"
 #include "ops/cuda/sample/bulk_copy.h"
 #include "ops/cuda/sample/cluster.h"
+#include "ops/sampling_math.h"
 
 namespace flashplan::cuda {
 
@@ -286,17 +287,39 @@ class RowPart {
   float after_end_;
 };
 
-constexpr int32_t kMaxHeld = 24 * 1024;  // elements of a CTA: 96 KB, so that two fit on an SM
+/// What a GPU allows the CTAs that share a row.
+struct RowLimits {
+  int max_cluster;   // CTAs of a row
+  int32_t max_held;  // elements that a CTA keeps in shared memory
+};
 
-/// How many CTAs share a row that they hold: at least `least`, as few as can hold it, and more as
-/// long as the launch has at most `most_of_launch` CTAs.
-inline int ctas_that_hold(int32_t num_rows, int32_t vocab, int most_of_launch, int least = 1) {
+/// Elements of 96 KB, so that an SM has memory for two CTAs (but not for two of the very longest
+/// rows, which are shared by 16 CTAs).
+constexpr int32_t kMaxHeld = 32 * sampling::kBlock;
+
+inline RowLimits row_limits(Device device) noexcept {
+  const int major = device_facts(device.index).major;
+  // Before 9.0 there are no clusters, and SMs may have 100 KB of shared memory, of which two CTAs
+  // hold 39 KB each. From 12.0 on a CTA has at most 99 KB, and it may be that clusters have no more
+  // CTAs than all GPUs allow.
+  if (major < 9) return {1, 13 * sampling::kBlock};
+  if (major >= 12) return {kMaxCluster / 2, 26 * sampling::kBlock};
+  return {kMaxCluster, kMaxHeld};
+}
+inline bool has_clusters(Device device) noexcept { return row_limits(device).max_cluster > 1; }
+
+/// How many CTAs share a row that they hold: the smallest number, from `least` on, that can hold
+/// the row. It is doubled while CTAs have more than kElementsOfCta elements and the launch has at
+/// most `most_of_launch` CTAs.
+inline int ctas_that_hold(int32_t num_rows, int32_t vocab, Device device, int most_of_launch,
+                          int least = 1) {
   // If a CTA had fewer elements than these, the exchanges in the larger cluster would cost more
   // time than its CTAs save.
   constexpr int32_t kElementsOfCta = 8 * 1024;
-  int ctas = least;
-  while (ctas < kMaxCluster &&
-         (vocab > ctas * kMaxHeld ||
+  const RowLimits limits = row_limits(device);
+  int ctas = std::min(least, limits.max_cluster);
+  while (ctas < limits.max_cluster &&
+         (vocab > ctas * limits.max_held ||
           (vocab > ctas * kElementsOfCta && int64_t{num_rows} * ctas * 2 <= most_of_launch))) {
     ctas *= 2;
   }
@@ -305,7 +328,7 @@ inline int ctas_that_hold(int32_t num_rows, int32_t vocab, int most_of_launch, i
 
 /// How launch_rows() divides rows.
 struct RowDivision {
-  int cluster;            // CTAs of a row, on GPUs that have clusters
+  int cluster;            // CTAs of a row
   int bytes_of_rank = 0;  // shared memory behind a part, in bytes for each CTA of the cluster
   int32_t multiple = 8;   // divides the number of elements of a part; a multiple of 8 itself
 };
@@ -314,17 +337,14 @@ struct RowDivision {
 /// of a CTA begins with its part, if parts are held.
 inline Grid split_rows(int32_t num_rows, int32_t vocab, Device device, const RowDivision& division,
                        RowSplit* split) {
-  const bool has_clusters = device_facts(device.index).major >= 9;
-  const int cluster = has_clusters ? division.cluster : 1;
+  const int cluster = division.cluster;
   const int32_t part = static_cast<int32_t>((int64_t{vocab} + cluster - 1) / cluster);
   split->part = (part + division.multiple - 1) / division.multiple * division.multiple;
-  // GPUs without clusters may have 100 KB of shared memory for an SM: two CTAs can hold 40 KB each.
-  const int32_t most = has_clusters ? kMaxHeld : 10 * 1024;
-  split->held = split->part <= most;
+  split->held = split->part <= row_limits(device).max_held;
   const int held_bytes = split->held ? split->part * static_cast<int>(sizeof(float)) : 0;
   return {.ctas = dim3(static_cast<unsigned>(cluster) * static_cast<unsigned>(num_rows)),
           .threads = dim3(kRowThreads),
-          .cluster = has_clusters ? cluster : 0,
+          .cluster = has_clusters(device) ? cluster : 0,
           .smem_bytes = held_bytes + cluster * division.bytes_of_rank};
 }
 

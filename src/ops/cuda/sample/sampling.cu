@@ -56,7 +56,7 @@ bool is_counted(const SampleParams& p, Device device) {
   const int64_t elements_of_sm = std::max(int64_t{p.num_rows} * p.vocab / num_sms(device),
                                           has_each ? 0 : int64_t{p.vocab} / kMaxCluster);
   if (has_top_k || p.logprobs != nullptr || !is_tried) {
-    const int readings = has_top_k ? 2 : 1;  // how often counted_kernel() reads nearly all rows
+    const int readings = has_top_k ? 2 : 1;  // of most rows, by counted_kernel()
     return p.vocab > kMaxHeld &&
            (!has_clusters(device) || (p.num_rows > readings * num_sms(device) / 2 &&
                                       elements_of_sm > readings * kFewWithThreshold));
@@ -68,6 +68,7 @@ bool is_counted(const SampleParams& p, Device device) {
 /// there is at least one row per SM. If filters may keep more than its lists hold, clusters draw.
 bool is_streamed(const SampleParams& p, Device device) {
   if (p.from_probs || p.joint || p.vocab <= kMaxHeld) return false;
+  if (p.vocab > kMostEntries * sampling::kBlock) return false;
   constexpr float kLargeMinP = 0.02F;  // a min-p that keeps few tokens
   const bool has_few = p.top_k.each != nullptr || p.top_k.all <= kMostStreamedTopK ||
                        p.min_p.each != nullptr || p.min_p.all >= kLargeMinP;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // softmax() on CUDA: the CTAs of a cluster divide a row. Each CTA holds its part of the row in
 // registers or, if the part is too long for them, reads it three times.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -245,11 +246,11 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
 
 /// How many CTAs share a row: as few as hold it in registers. It does not depend on the number of
 /// rows, so results do not depend on the batch.
-int ctas_of_row(int32_t vocab) {
+int ctas_of_row(int32_t vocab, Device device) {
   const int32_t holding = (vocab - 1) / kHeldElements + 1;
   // A GPC, of 16 or 18 SMs, runs two clusters if these have 13 CTAs, and also if they have 16.
   constexpr int kMostFewer = 12;
-  return holding <= kMostFewer ? holding : kMaxCluster;
+  return std::min(holding <= kMostFewer ? holding : kMaxCluster, row_limits(device).max_cluster);
 }
 
 }  // namespace
@@ -259,8 +260,8 @@ Status softmax(const SoftmaxParams& p, Device device, Stream stream) noexcept {
     constexpr DType kFrom = decltype(dtype)::value;
     constexpr DType kWide = DType::kFloat32;
     RowParams<SoftmaxParams> params{p, {}};
-    Grid grid =
-        split_rows(p.num_rows, p.vocab, device, {.cluster = ctas_of_row(p.vocab)}, &params.split);
+    Grid grid = split_rows(p.num_rows, p.vocab, device, {.cluster = ctas_of_row(p.vocab, device)},
+                           &params.split);
     const bool is_held = params.split.part <= kHeldElements;
     if (is_held) grid.threads = dim3(kHeldThreads);
     grid.smem_bytes = 0;

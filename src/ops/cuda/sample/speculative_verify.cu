@@ -207,7 +207,7 @@ class Verifier {
 
   /// Draws a token from the row; the thread that finds the token writes it. The search goes over
   /// sums of weights in the order of ids: those of the CTAs, of the CTA's warps, and of the warp's
-  /// lanes, each of which has a share of the CTA's part; then over the weights of the share.
+  /// lanes; then over the weights of the lane's share, which is consecutive elements.
   __device__ void draw(uint64_t random, int32_t* to) {
     const int lane = lane_of_thread();
     // An odd number, so that the lanes of a warp read different banks of shared memory.
@@ -286,9 +286,9 @@ Status speculative_verify(const VerifyParams& p, Device device, Stream stream) n
                                                 verify_kernel<kDType, false>};
     // With more CTAs in a launch, smaller clusters are faster.
     const int most_ctas = device_facts(device.index).num_sms * 3 / 2;
-    return launch_rows(
-        kKernels, p, device, stream,
-        {.cluster = ctas_that_hold(p.num_rows, p.vocab, most_ctas), .multiple = sampling::kBlock});
+    return launch_rows(kKernels, p, device, stream,
+                       {.cluster = ctas_that_hold(p.num_rows, p.vocab, device, most_ctas),
+                        .multiple = sampling::kBlock});
   });
 }
 

@@ -75,9 +75,9 @@ class Residual {
     if (row != nullptr) part_of<false>(row).prefetch(count());
   }
 
-  /// Subtracts a draft's distribution from this CTA's part of the target's row, which sums to
-  /// `sum`. Calls body(rest, q) for each element: with what is left of it, and the draft's
-  /// probability. Both are 0 for elements behind the row's end, in the word of its last one.
+  /// Subtracts a draft's distribution from this CTA's part of the target's row. The whole row sums
+  /// to `sum`. Calls body(rest, q) for each element: with what is left of it, and the draft's
+  /// probability. The row's last word may reach behind its end; there both are 0.
   template <class Body>
   __device__ void subtract(int32_t draft, float sum, const Body& body) {
     const char* row = params_.p.draft_row(request_, draft);

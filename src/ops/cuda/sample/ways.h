@@ -19,7 +19,7 @@ Status sample_plain(const SampleParams& p, Device device, Stream stream) noexcep
 template <DType kDType>
 Status sample_counted(const SampleParams& p, Device device, Stream stream) noexcept;
 /// Draws from logits, with filters that are likely to keep few tokens: one CTA for each row reads
-/// the row without holding it.
+/// the row without holding it. A row has at most kMostEntries blocks.
 template <DType kDType>
 Status sample_stream(const SampleParams& p, Device device, Stream stream) noexcept;
 /// Draws with any filters: a cluster holds the row in its shared memory.
@@ -29,14 +29,12 @@ Status sample_cluster(const SampleParams& p, Device device, Stream stream) noexc
 /// Elements that give each warp of a CTA one block. A CTA with fewer is not worth its exchanges.
 constexpr int32_t kLeastOfCta = kRowWarps * sampling::kBlock;
 
-inline bool has_clusters(Device device) noexcept { return device_facts(device.index).major >= 9; }
-
 /// How many CTAs share a row that is read once. A row gets several only if the launch then has at
 /// most one CTA for each SM, and if there are blocks for the warps of all of them.
 inline int ctas_of_row(const SampleParams& p, Device device) noexcept {
   const int num_sms = device_facts(device.index).num_sms;
   int ctas = 1;
-  while (has_clusters(device) && ctas < kMaxCluster && p.vocab > ctas * kLeastOfCta &&
+  while (ctas < row_limits(device).max_cluster && p.vocab > ctas * kLeastOfCta &&
          int64_t{p.num_rows} * ctas * 2 <= num_sms) {
     ctas *= 2;
   }
