@@ -16,9 +16,9 @@ INSTALL := $(VIRTUAL_ENV)/bin/pip install --quiet
 GPU := $(wildcard /dev/nvidia0)
 # Machines without a GPU test the package for the CPU, whether nvcc is there or not.
 CUDA := FLASHPLAN_CUDA=$(if $(GPU),AUTO,OFF)
-# From the build tree of the preset "dev", so that nothing is compiled twice.
+# From the build tree of the preset "dev" and with its flags, so that nothing is compiled twice.
 PACKAGE := $(INSTALL) --no-build-isolation -C build-dir=build/dev -C cmake.build-type=RelWithDebInfo \
-  -C build.targets=_core -C cmake.define.$(CUDA)
+  -C cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO='-O2 -g1 -DNDEBUG' -C build.targets=_core -C cmake.define.$(CUDA)
 WHEEL := $(VIRTUAL_ENV)/bin/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheels
 CUDA_MAJOR = $(shell nvcc --version | sed -n 's/.*release \([0-9]*\).*/\1/p')
 PYTHON_PACKAGE = $(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
