@@ -75,6 +75,7 @@ FIRST = {
     "src/ops/cuda/sample/softmax": ["ctest:test_emulated_softmax"],
     "src/ops/cuda/sample/row_filter": ["ctest:test_emulated_filters"],
     "src/ops/cuda/sample/verify": ["ctest:test_emulated_verify"],
+    "src/ops/cuda/sample/speculative_verify": ["ctest:test_emulated_verify"],
     "src/ops/filter": ["pytest:test_filters"],
     "src/ops/cpu/filter": ["pytest:test_sampling test_filters"],
     "src/ops/cpu/write_filtered": ["pytest:test_filters"],
