@@ -74,13 +74,17 @@ TEST(rows_of_a_vocabulary) {
   for (const Settings& settings : kFewSettings) compare(rows, settings, 128'256);
 }
 
+Rows first_rows(Rows rows, size_t count) {
+  rows.names.resize(count);
+  rows.rows.resize(count);
+  return rows;
+}
+
 /// Each of many rows gets as few CTAs as can hold it, for most of the settings: two and sixteen.
 TEST(many_rows_of_clusters) {
   cuda::emulated_facts.num_sms = 5;
   for (const int32_t vocab : {40'008, 200'008}) {
-    Rows rows = hard_rows(vocab, 11);
-    rows.names.resize(4);
-    rows.rows.resize(4);
+    const Rows rows = first_rows(hard_rows(vocab, 11), 4);
     for (const Settings& settings : kFewSettings) compare(rows, settings, vocab);
   }
   cuda::emulated_facts.num_sms = 132;
@@ -119,9 +123,7 @@ TEST(gpus_with_less_shared_memory) {
   for (const int32_t num_sms : {5, 132}) {
     cuda::emulated_facts.num_sms = num_sms;
     for (const int32_t vocab : {24'000, 128'256, 200'003}) {
-      Rows rows = hard_rows(vocab, 12);
-      rows.names.resize(2);
-      rows.rows.resize(2);
+      const Rows rows = first_rows(hard_rows(vocab, 12), 2);
       for (const Settings& settings : kFewSettings) compare(rows, settings, vocab);
     }
   }

@@ -194,8 +194,8 @@ def run_once(tool):
         test_filters.check_filtered_probs(rng, framework, size, dtype, options)
         test_filters.check_logprobs(rng, framework, size, dtype, options)
         count += 3
-    # counted_kernel() reads these rows, with 16 CTAs for each. racecheck misses barriers that order
-    # what its warps store and read.
+    # counted_kernel() draws from these rows, each by a cluster of 16 CTAs. racecheck does not run
+    # this case: it reports races between stores and reads that __syncthreads() orders.
     if tool != "racecheck":
         logits = rng.standard_normal((2, 140_000)).astype("float32")
         ids = framework.array(fp.sample(framework.tensor(logits), top_p=0.9, seed=1))

@@ -141,7 +141,8 @@ def test_the_cpu_s_logprobs(cuda, rng, num_masked, num_rows, deviation):
     assert np.abs(cuda.array(logprobs) - of_wanted).max() < 1e-5
 
 
-# Some of top-p, some of no filter; with the smallest the threshold is found before the draw.
+# Rows with these top-p are in one batch. 1 keeps all tokens. For 0.001 the kernel finds the
+# threshold of top-p before it draws; for the others it draws first.
 TOP_PS = np.float32([0.9, 0.7, 0.95, 1, 0.1, 0.999, 0.45, 0.01, 0.001])
 
 

@@ -106,10 +106,6 @@ __device__ __noinline__ void draw_from_cluster(const RowParams<SampleParams>& pa
 
 namespace {
 
-/// Four elements for each thread of a CTA.
-constexpr int32_t kElementsOfBound = 2 * sampling::kBlock;
-static_assert(kElementsOfBound == 4 * kRowThreads);
-
 template <DType kDType, bool kFromProbs, bool kHeld, bool kThresholdFirst>
 __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
     sample_kernel(const __grid_constant__ RowParams<SampleParams> params) {
@@ -130,12 +126,13 @@ inline int ctas_that_draw(const SampleParams& p, Device device) {
   if (p.joint || top_k > most_bounded(kMost))
     return ctas_that_hold(p.num_rows, p.vocab, device, most_filtering_ctas(device));
   // A small top-k: the first CTA draws alone, so more CTAs gain little, but their warps must send
-  // enough keys for a bound.
+  // enough keys for a bound. A CTA with fewer elements than these has threads without one.
+  constexpr int32_t kElementsOfCta = 4 * kRowThreads;
   int least = 1;
-  while (least < kMost && most_bounded(least) < top_k && p.vocab > least * kElementsOfBound) {
+  while (least < kMost && most_bounded(least) < top_k && p.vocab > least * kElementsOfCta) {
     least *= 2;
   }
-  return ctas_that_hold(p.num_rows, p.vocab, device, device_facts(device.index).num_sms, least);
+  return ctas_that_hold(p.num_rows, p.vocab, device, num_sms(device), least);
 }
 
 template <DType kDType>

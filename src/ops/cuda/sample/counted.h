@@ -255,7 +255,7 @@ class SampleCounted : SummedRow<kDType, kFromProbs> {
 
 /// Whether SampleCounted can draw from rows of this length.
 __device__ __host__ inline bool is_countable(const SampleParams& p) {
-  return p.vocab <= kMostEntries * sampling::kBlock &&
+  return has_room_for_entries(p.vocab) &&
          p.vocab <=
              (p.from_probs ? ValueBins<true>::kMostElements : ValueBins<false>::kMostElements);
 }

@@ -100,11 +100,16 @@ __device__ void draw_from_few(Row& row, int num, int32_t top_k) {
 
 // --- With a small top-k ---
 
-/// The largest top-k for which find_bound() finds a bound. If more sent keys than this were at
+/// Whether find_bound() compares both keys that each warp has sent, and not only the larger one.
+FLASHPLAN_HOST_DEVICE constexpr bool compares_both(int ctas) { return ctas <= kMaxCluster / 2; }
+FLASHPLAN_HOST_DEVICE constexpr int num_compared(int ctas) {
+  return kRowWarps * ctas * (compares_both(ctas) ? 2 : 1);
+}
+/// The largest top-k for which find_bound() finds a bound. If more of the compared keys were at
 /// least the bound, probably more than kMostFew elements of the row would be: a warp may have more
 /// of them than the two that it has sent.
 FLASHPLAN_HOST_DEVICE constexpr int most_bounded(int ctas) {
-  return ctas <= kMaxCluster / 2 ? kRowWarps * ctas * 2 * 5 / 8 : kRowWarps * ctas * 13 / 24;
+  return compares_both(ctas) ? num_compared(ctas) * 5 / 8 : num_compared(ctas) * 13 / 24;
 }
 
 constexpr int kLargest = kMaxCluster * kRowWarps / 32;  // pairs of keys that a lane reads
@@ -173,10 +178,9 @@ __device__ uint64_t pair_of_warps(Row& row, int i) {
 /// too few keys.
 template <class Row>
 __device__ uint32_t find_bound(Row& row, int top_k) {
-  // `keys` has room for both keys of each pair that the lane reads if the cluster has at most
-  // kMaxCluster / 2 CTAs, else only for the larger key of each pair.
-  const bool has_both = cluster_size() <= kMaxCluster / 2;
-  int num = kRowWarps * cluster_size() * (has_both ? 2 : 1);  // sent keys that are at least `low`
+  // In clusters of more CTAs, `keys` has no room for both keys of each pair that the lane reads.
+  const bool has_both = compares_both(cluster_size());
+  int num = num_compared(cluster_size());  // compared keys that are at least `low`
   const int most = most_bounded(cluster_size());
   if (most < top_k) return 0;
   uint32_t keys[kLargest];

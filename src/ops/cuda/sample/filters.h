@@ -95,6 +95,6 @@ inline RowDivision division_of_row(int ctas) {
 
 /// Rows get more CTAs than hold them only as long as the launch has at most this many. Three CTAs
 /// run on an SM, but if there are so many, some large clusters find no place on a GPC and wait.
-inline int most_filtering_ctas(Device device) { return 2 * device_facts(device.index).num_sms; }
+inline int most_filtering_ctas(Device device) { return 2 * num_sms(device); }
 
 }  // namespace flashplan::cuda

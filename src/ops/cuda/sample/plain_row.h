@@ -16,6 +16,11 @@ namespace flashplan::cuda {
 constexpr int kMostEntries = 512;  // blocks of a row
 constexpr int kMostChosen = 4;     // blocks chosen at once
 
+/// Whether the entries of all blocks of a row have room.
+__device__ __host__ inline bool has_room_for_entries(int32_t vocab) {
+  return vocab <= kMostEntries * sampling::kBlock;
+}
+
 /// The block from which a token is drawn.
 struct ChosenBlock {
   int block;

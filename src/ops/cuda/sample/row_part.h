@@ -307,6 +307,7 @@ inline RowLimits row_limits(Device device) noexcept {
   return {kMaxCluster, kMaxHeld};
 }
 inline bool has_clusters(Device device) noexcept { return row_limits(device).max_cluster > 1; }
+inline int num_sms(Device device) noexcept { return device_facts(device.index).num_sms; }
 
 /// How many CTAs share a row that they hold: the smallest number, from `least` on, that can hold
 /// the row. It is doubled while CTAs have more than kElementsOfCta elements and the launch has at

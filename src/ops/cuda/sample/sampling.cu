@@ -17,8 +17,6 @@ constexpr int64_t kFewElementsOfSm = 8192;
 /// The same where one CTA of counted_kernel() must find the threshold of a filter.
 constexpr int64_t kFewWithThreshold = 4 * kFewElementsOfSm;
 
-int32_t num_sms(Device device) { return device_facts(device.index).num_sms; }
-
 /// Whether the options give all rows one temperature, which is 0.
 bool is_greedy(const SampleParams& p) {
   return p.temperature.each == nullptr && p.temperature.all == 0.0F;
@@ -31,7 +29,7 @@ bool has_filters_of_rows(const SampleParams& p) {
 /// Whether plain_kernel() is to draw from all rows: the options say that none has a filter, or that
 /// each takes its largest logit. For the largest logits of few rows, sample_kernel() is faster.
 bool is_plain(const SampleParams& p, Device device) {
-  if (p.vocab > kMostEntries * sampling::kBlock) return false;
+  if (!has_room_for_entries(p.vocab)) return false;
   if (is_greedy(p))
     return !p.from_probs && (!has_clusters(device) || p.num_rows >= num_sms(device) / 3);
   return !has_filters_of_rows(p) &&
@@ -67,8 +65,8 @@ bool is_counted(const SampleParams& p, Device device) {
 /// Whether stream_kernel() is to draw from all rows. It is faster than a cluster for each row if
 /// there is at least one row per SM. If filters may keep more than its lists hold, clusters draw.
 bool is_streamed(const SampleParams& p, Device device) {
-  if (p.from_probs || p.joint || p.vocab <= kMaxHeld) return false;
-  if (p.vocab > kMostEntries * sampling::kBlock) return false;
+  if (p.from_probs || p.joint || p.vocab <= kMaxHeld || !has_room_for_entries(p.vocab))
+    return false;
   constexpr float kLargeMinP = 0.02F;  // a min-p that keeps few tokens
   const bool has_few = p.top_k.each != nullptr || p.top_k.all <= kMostStreamedTopK ||
                        p.min_p.each != nullptr || p.min_p.all >= kLargeMinP;

@@ -269,8 +269,10 @@ class Verifier {
   Exchange<kValues> exchange_;
 };
 
+constexpr int kVerifyCtasOfSm = 2;  // with a third, registers would be spilled
+
 template <DType kDType, bool kHeld>
-__global__ void __launch_bounds__(kRowThreads, 2)
+__global__ void __launch_bounds__(kRowThreads, kVerifyCtasOfSm)
     verify_kernel(const __grid_constant__ RowParams<VerifyParams> params) {
   __shared__ Shared shared;
   extern __shared__ float4 memory[];
@@ -285,7 +287,7 @@ Status speculative_verify(const VerifyParams& p, Device device, Stream stream) n
     constexpr RowKernels<VerifyParams> kKernels{verify_kernel<kDType, true>,
                                                 verify_kernel<kDType, false>};
     // With more CTAs in a launch, smaller clusters are faster.
-    const int most_ctas = device_facts(device.index).num_sms * 3 / 2;
+    const int most_ctas = num_sms(device) * 3 / 2;
     return launch_rows(kKernels, p, device, stream,
                        {.cluster = ctas_that_hold(p.num_rows, p.vocab, device, most_ctas),
                         .multiple = sampling::kBlock});

@@ -32,10 +32,10 @@ constexpr int32_t kLeastOfCta = kRowWarps * sampling::kBlock;
 /// How many CTAs share a row that is read once. A row gets several only if the launch then has at
 /// most one CTA for each SM, and if there are blocks for the warps of all of them.
 inline int ctas_of_row(const SampleParams& p, Device device) noexcept {
-  const int num_sms = device_facts(device.index).num_sms;
+  const int max_cluster = row_limits(device).max_cluster;
   int ctas = 1;
-  while (ctas < row_limits(device).max_cluster && p.vocab > ctas * kLeastOfCta &&
-         int64_t{p.num_rows} * ctas * 2 <= num_sms) {
+  while (ctas < max_cluster && p.vocab > ctas * kLeastOfCta &&
+         int64_t{p.num_rows} * ctas * 2 <= num_sms(device)) {
     ctas *= 2;
   }
   return ctas;
