@@ -10,11 +10,11 @@
 namespace flashplan {
 namespace {
 
-/// The dtypes that run() accepts for one of its tensors: those that `kind` allows and, in some
-/// cases, unsigned integers. Frameworks without bfloat16 or without 8-bit floats hold the bits of
-/// such values in tensors of uint16 or uint8. So where *stored_as has 16 or 8 bits, run() also
-/// accepts the unsigned integers with as many bits, and takes them for the bits of values of dtype
-/// *stored_as. Where `stored_as` is null or *stored_as has more bits, it accepts no such integers.
+/// The dtypes that run() accepts for one of its tensors. `kind` says which dtypes the values may
+/// have. `stored_as` is for frameworks without bfloat16 or without 8-bit floats, which pass such
+/// values as tensors of uint16 or uint8 with the same bits. If *stored_as is a dtype of 16 or 8
+/// bits, run() also accepts unsigned integers of as many bits, and reads them as values of dtype
+/// *stored_as. If `stored_as` is null, or *stored_as has more than 16 bits, it does not.
 struct Accepted {
   TensorKind kind;
   const DType* stored_as = nullptr;

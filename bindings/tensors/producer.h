@@ -61,12 +61,14 @@ Device device_of(nb::handle object, const Producer& producer);
 
 struct CallStream;
 
-/// The memory of a Python object that supports DLPack, for C++ code. If the object's type has
-/// DLPack's C exchange API, the constructor calls this API, which runs no Python code and does not
-/// synchronise. The memory then still belongs to the object, and the caller must keep the object
-/// alive as long as it uses the DlpackImport. If the type has no such API, the constructor calls
-/// the object's __dlpack__(), which returns a DLPack tensor. The DlpackImport owns this tensor, and
-/// its destructor frees it.
+/// The memory of a Python object that supports DLPack, for C++ code.
+///
+/// If the object's type has DLPack's C exchange API, the constructor calls this API, which runs no
+/// Python code and does not synchronise. The object keeps ownership of the memory, so the caller
+/// must keep the object alive for as long as it uses the DlpackImport.
+///
+/// Otherwise the constructor calls the object's __dlpack__(). The DlpackImport owns the DLPack
+/// tensor that this call returns, and frees it in its destructor.
 class DlpackImport {
  public:
   /// `stream` is the stream of the call. A producer without a current stream makes this stream wait

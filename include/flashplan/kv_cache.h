@@ -34,9 +34,9 @@ struct AppendTensors {
   TensorView positions;
   KvLayout layout = KvLayout::kNHD;
   /// append_paged_kv() computes key / k_scale and value / v_scale in float32, and stores these
-  /// quotients in the dtype of the cache. A quotient beyond the range of an 8-bit dtype is stored
-  /// as the largest finite number of this dtype, with the sign of the quotient. k_scale and v_scale
-  /// must be normal floats greater than 0.
+  /// quotients in the dtype of the cache. If the magnitude of a quotient exceeds the largest finite
+  /// number of an 8-bit dtype, that number is stored with the quotient's sign. k_scale and v_scale
+  /// must be positive normal numbers of float32.
   float k_scale = 1.0F;
   float v_scale = 1.0F;
   /// [1] or [num_kv_heads] float32, on the device of the caches, or empty: factors by which k_scale

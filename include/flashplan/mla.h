@@ -33,10 +33,10 @@ struct MlaAppendTensors {
   /// Queries that are rotated in place: [>= tokens, num_heads, R] of kv_c's dtype, or empty.
   TensorView q_pe;
   /// append_mla() computes x / scale in float32 for each element x of a key, and stores these
-  /// quotients in the dtype of the cache. A quotient beyond the range of an 8-bit dtype is stored
-  /// as the largest finite number of this dtype, with the sign of the quotient. `scale` must be a
-  /// normal float greater than 0. It must be 1 with kFp8DsMla, because each group of 128 latent
-  /// dims then gets a scale of its own: 1/448 of the largest magnitude in the group.
+  /// quotients in the dtype of the cache. If the magnitude of a quotient exceeds the largest finite
+  /// number of an 8-bit dtype, that number is stored with the quotient's sign. `scale` must be a
+  /// positive normal number of float32. With kFp8DsMla it must be 1, because there each group of
+  /// 128 latent dims has a scale of its own: 1/448 of the largest magnitude in the group.
   float scale = 1.0F;
   float eps = 1e-6F;  // added to the mean of the squares; >= 0
 };

@@ -74,22 +74,22 @@ constexpr int32_t kMostSplitsPerQueue = 2;
 ///      CTA arrives later, when it has computed all work tiles of its queue.
 ///   3. A shared prefix has a merge of its own. The last CTA to arrive there then also arrives at
 ///      the merge of each request that reads the prefix.
-///   4. A CTA that arrives at a merge, but not as the last one, has finished with this merge: it
+///   4. Each CTA but the last to arrive at a merge is done with this merge once it has arrived: it
 ///      does not change the counter again, and reads no states. There are two exceptions.
-///      The rows of a large merge can be divided among several CTAs, each of which merges its part.
-///      kernels/device/merge_part.h defines the bits of the counter of such a merge.
-///      In the sm90 kernels, the last CTA to arrive at the merge of a reader may be one that
-///      arrives there for a prefix (see 3). This CTA does not merge: it only sets a mark in the
-///      counter. A CTA that has computed all work tiles of its own queue later finds the mark, and
-///      merges the states (kernels/device/sm90/reader_merges.h).
+///      The rows of a large merge can be divided among several CTAs, each of which merges some of
+///      the rows. kernels/device/merge_part.h says what the bits of such a counter mean.
+///      In the sm90 kernels, a CTA that arrives at a reader's merge for a prefix (see 3) can be the
+///      last to arrive. It then does not merge the states, but sets a mark in the counter. A CTA
+///      that has computed its whole work queue looks for such marks, and merges the states
+///      (kernels/device/sm90/reader_merges.h).
 struct Arrivals {
   int32_t counters[4];
 };
 
-/// What a CTA needs to begin its work queue: the bounds of the queue, its first two work tiles, and
-/// the segments of these tiles. Tiles and segments are copies, so that the CTA can load everything
-/// at once. With the originals it would load the bounds, wait for them to know where the first tile
-/// is, load the tile, wait for it to know where its segment is, and load the segment.
+/// Copies of what a CTA reads first: the bounds of its work queue, the queue's first two work
+/// tiles, and the segments of these tiles. The CTA loads all of it at once. Without the copies it
+/// would need three loads in a row: the bounds tell where the first tile is, and the tile tells
+/// where its segment is.
 struct alignas(16) QueueStart {
   int32_t begin;  // index of the queue's first work tile
   int32_t end;

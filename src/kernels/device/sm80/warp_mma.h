@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two matrix products of attention for one warp: 16 * kMmaM query rows against kKeys keys.
 //
-// 8-bit keys and values are widened to 16 bits in registers. ldmatrix gives a lane units of 16
-// bits: one element of a 16-bit row, or two neighbouring elements of an 8-bit row. So a lane holds
-// other dims of 8-bit rows than of 16-bit rows, and the dims of queries and outputs are arranged to
-// match. In each group of 16 dims, with c = lane % 4:
-//   q and k: a lane holds dims 4c to 4c+3 if keys have 8 bits, and dims 2c, 2c+1, 2c+8 and 2c+9 if
-//   they have 16 bits.
-//   o: the dims are the columns of two accumulators with 8 columns each. If values have 8 bits, the
-//   first accumulator has the even dims, and the second one has the odd dims.
+// 8-bit keys and values are widened to 16 bits in registers. ldmatrix distributes a row over the
+// lanes of a warp in units of 16 bits. A unit is one element of a 16-bit row, but two neighbouring
+// elements of an 8-bit row. So a lane gets other dims of a row if the row has 8 bits, and queries
+// and outputs have the order of dims that fits. In each group of 16 dims, with c = lane % 4:
+//   q and k: a lane holds dims 2c, 2c+1, 2c+8 and 2c+9 with 16-bit keys, and dims 4c to 4c+3 with
+//   8-bit keys.
+//   o: two accumulators of 8 columns hold the 16 dims. With 8-bit values, the first accumulator
+//   holds the even dims and the second one the odd dims.
 #pragma once
 
 #include "kernels/device/numeric.h"
@@ -56,11 +56,11 @@ FLASHPLAN_DEVICE void load_query_fragment(uint32_t (&a)[4], uint32_t address, in
   }
 }
 
-/// Reorders the dims of kRows query rows in shared memory, from row `first_row` on, into the order
-/// in which lanes hold the dims of 8-bit keys (see the beginning of this file). One warp calls it.
-/// Then one ldmatrix loads a query fragment into four consecutive registers, as the instructions of
-/// the matrix product need them. Of rows in the usual order a fragment takes two loads, each into
-/// two registers, and the registers are copied before each product.
+/// Reorders the dims of kRows query rows in shared memory, from row `first_row` on, to fit 8-bit
+/// keys (see "q and k" at the beginning of this file). All lanes of one warp call it. Afterwards
+/// one ldmatrix loads a query fragment into four consecutive registers, which the instruction of
+/// the matrix product requires. Without the new order a fragment takes two loads of two registers
+/// each, and the registers must be copied before each product.
 template <DType kQ, int kHeadDim, int kRows>
 FLASHPLAN_DEVICE void permute_query_dims(uint32_t q_tile, int first_row, int lane) {
   using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
